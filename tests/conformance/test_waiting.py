@@ -507,6 +507,26 @@ def test_a_completed_parent_of_a_live_job_is_not_replayed(store: Store) -> None:
     assert child in refused.stands
 
 
+@pytest.mark.parametrize("runs", [False, True], ids=["queued", "processing"])
+def test_a_completed_parent_is_kept_as_it_is_while_a_job_goes_on_with_its_result(world: World, *, runs: bool) -> None:
+    store = world.store()
+    parent = put(store)
+    child = child_of(store, parent)
+    settle_waits(store)
+    end(store, parent)
+    assert settle_waits(store) == [child]
+    if runs:
+        claim_one(store, start(store))
+    world.advance(8 * DAY)
+
+    for verb in (store.replay, store.delete):
+        refused = verb([parent])[parent]
+        assert isinstance(refused, NotLanded)
+        assert child in refused.stands
+    assert store.prune(keep=7 * DAY, keep_dead=7 * DAY) == 0
+    assert look(store, parent).state is State.COMPLETED
+
+
 def test_a_replayed_child_waits_for_a_parent_that_is_live_again(store: Store) -> None:
     parent = put(store)
     child = child_of(store, parent)

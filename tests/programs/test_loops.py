@@ -635,7 +635,7 @@ MEETING = """
 """
 
 
-@pytest.mark.parametrize("way", ["with", "async with"])
+@pytest.mark.parametrize("way", ["with", "async with", "tenure worker"])
 def test_threads_of_handlers_do_not_wait_for_each_other(tmp_path: Path, way: str) -> None:
     """On a loop of the worker's own, and on the program's own if that has a thread for each slot."""
     ran = run(
@@ -658,9 +658,20 @@ def test_threads_of_handlers_do_not_wait_for_each_other(tmp_path: Path, way: str
 
     asyncio.run(main())
 """,
+            "tenure worker": """
+    if __name__ == "__main__":
+        import subprocess
+
+        handles = jobs.enqueue_many(meets.bind() for _ in range(60))
+        command = "from tenure.cli.main import main; main(['worker', 'program', '-c', '60', '--until-empty'])"
+        subprocess.run([sys.executable, "-c", command], check=True)
+        for handle in handles:
+            handle.result("0s")
+""",
         }[way]
         + """
-    tell(met=True)
+    if __name__ == "__main__":
+        tell(met=True)
 """,
     )
     assert ran.code == 0, ran.err

@@ -272,7 +272,7 @@ def chain() -> None:
         assert_type(page, Step[Page])
         assert_type(page.output, Page)
         assert_type(page.ended, Ended[Page])
-        summary = flow.add(combine.bind([page.output]))
+        summary = flow.add(combine.bind(outputs([page])))
         flow.add(mail.bind(summary.output, copies=2), after=[page])
     assert_type(summary.handle, JobHandle[Summary])
     assert_type(summary.handle.result("1h"), Summary)

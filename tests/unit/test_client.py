@@ -621,6 +621,23 @@ def test_a_thousand_watchers_of_one_job_share_their_looks(rig: Rig) -> None:
     assert next(looks) < 100
 
 
+def test_many_who_await_the_results_of_different_jobs_share_their_looks(rig: Rig) -> None:
+    new = [rig.stored() for _ in range(100)]
+    looks: list[int] = []
+    rig.store.reading = lambda: looks.append(1)
+
+    async def main() -> list[Any]:
+        waiters = [asyncio.ensure_future(rig.handle(each).aresult("60s")) for each in new]
+        while len(looks) < 3:
+            await asyncio.sleep(0.01)
+        rig.store.end(new[0].id, Completed("7"))  # which claims them all
+        rig.store.finish([(Lease(each.id, 1, WORKER), Completed("7")) for each in new[1:]])
+        return await asyncio.gather(*waiters)
+
+    assert asyncio.run(main()) == ["7"] * 100
+    assert len(looks) < 90, "each would have looked by itself"
+
+
 def test_the_updates_of_a_job_that_is_deleted_end_with_an_error(rig: Rig) -> None:
     new = rig.stored()
     updates = rig.handle(new).updates()

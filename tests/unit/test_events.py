@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tenure import Retry, Tenure
 from tenure.core.lifecycle import State
 from tenure.events import AttemptFailed, Drained, Event, Events, JobDied, JobRescued, StoreBack, WorkerDied
 from tenure.ports import Rescued
+from waiting import until
 
 DIED = JobDied(job_id="1", task="add", queue="sums", attempt=3, worker_id="w", error="ValueError: no\n\n  File …")
 BACK = StoreBack(seconds=90.0)
@@ -69,6 +73,24 @@ def test_sentences_say_nothing_twice() -> None:
     assert str(died) == "worker w died: exit code 1, memory 32 MiB"
     assert str(Drained(worker_id="w", released=0)) == "worker w has drained"
     assert str(Drained(worker_id="w", released=1)) == "worker w has drained, 1 job handed back"
+
+
+def test_a_failure_is_logged_with_its_budget_and_when_the_job_runs_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", retry=Retry(7, base="1h", cap="1h"))
+
+    @jobs.task
+    async def fails() -> None:
+        raise ValueError("no")
+
+    with jobs, jobs.worker(concurrency=1):
+        handle = fails.enqueue()
+        until(lambda: "ValueError: no" in caplog.text, "the failure is logged")
+
+    told = [each.getMessage() for each in caplog.records if str(handle.id) in each.getMessage()]
+    retried = re.compile(r": failure 1 of 7, will be retried in [0-9hms. ]+: ValueError: no")
+    assert any(map(retried.search, told)), told
 
 
 def test_events_of_a_kind_have_one_template_and_failures_their_traceback(caplog: pytest.LogCaptureFixture) -> None:

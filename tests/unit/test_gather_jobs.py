@@ -657,6 +657,8 @@ def test_a_join_returns_how_a_job_ended_or_says_that_there_is_none(queue: TestQu
     assert run(queue, lambda job: job.join(done).value) == 4
     run(queue, lambda job: job.join(gone), raises=UnknownJob, match=f"there is no job {gone.id}")
     run(queue, lambda job: job.join(3), raises=InvalidOption, match="expected a handle or a step")  # type: ignore[arg-type]
+    far = Tenure("sqlite:////nowhere/else.db").handle(done.id)
+    run(queue, lambda job: job.join(far), raises=InvalidOption, match=r"job\.join: job .* is in another store")
 
 
 def test_a_join_of_a_job_that_waits_for_this_one_is_refused(queue: TestQueue) -> None:

@@ -26,7 +26,7 @@ from conformance.test_waiting import settle_waits
 from tenure.cli.main import main
 from tenure.config import Settings, host_and_port, load
 from tenure.core.clock import system_clock
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import Edge, State
 from tenure.core.limits import Key
 from tenure.errors import InvalidOption, StoreAway
 from tenure.events import Events, JobRescued, LeaseRefused
@@ -34,7 +34,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations import metrics
 from tenure.operations.admin import Admin
 from tenure.operations.metrics import METRICS, Page, Reader, Server, health, serve, text
-from tenure.ports import Rescued, Store
+from tenure.ports import Links, Rescued, Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.worker.tally import BOUNDS, Tally, Vitals, timed
 
@@ -175,6 +175,20 @@ def test_the_gauges_are_what_the_store_holds(store: Store, well: Vitals) -> None
     assert value(found, "tenure_slots", state="busy") == 2
     assert value(found, "tenure_slots", state="free") == 3
     assert value(found, "tenure_store_up") == 1
+
+
+def test_flows_that_are_open_and_asks_that_are_left_are_counted(store: Store, well: Vitals) -> None:
+    flow = {"flow": "0190a0a0-0000-7000-8000-000000000001", "name": "nightly"}
+    parent = put(store, links=Links(**flow))
+    put(store, links=Links(after=(Edge(parent),), **flow))
+    page = Page(Tally(), lambda: well, opened)
+
+    found = samples(page.metrics())
+
+    page.close()
+    assert value(found, "tenure_jobs", state="waiting") == 1
+    assert value(found, "tenure_flows_open") == 1
+    assert value(found, "tenure_asks") == 1
 
 
 def shop(store: Store, *waiting: int) -> None:

@@ -54,6 +54,17 @@ def other(url: str) -> Iterator[psycopg.Connection]:
         yield connection
 
 
+def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when each of them was changed, but is queued still, between the statement's snapshot and its lock."""
+    worker, job_id = start(store), put(store)
+    run, none_of_two = store._server.run, [[(None, 2)]]
+    monkeypatch.setattr(store._server, "run", lambda call: none_of_two.pop() if none_of_two else run(call))
+
+    assert [each.id for each in claim(store, worker)] == [job_id]
+
+
 def hold(other: psycopg.Connection, job_id: str) -> None:
     other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (job_id,))
 

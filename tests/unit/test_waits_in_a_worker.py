@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tenure import Ended, Fail, Job, Tenure, outputs
+from tenure import Ended, Fail, Job, JobHandle, Tenure, outputs
+from tenure.core.lifecycle import ENDED, State
+from tenure.tasks import waits
 from waiting import until
 
 
@@ -68,6 +73,37 @@ def test_a_gatherer_and_its_signal_in_few_slots(jobs: Tenure) -> None:
 
         assert [each.result("60s") for each in handles] == [n * (n - 1) * 2 * (n - 1) for n in range(1, 6)]
         assert {(each.status().failures, each.status().attempt >= 3) for each in handles} == {(0, True)}
+
+
+@pytest.mark.parametrize("verbs", [("join", "join"), ("join", "gather"), ("gather", "join")])
+def test_of_two_jobs_that_begin_to_wait_for_each_other_at_one_moment_one_is_refused(
+    jobs: Tenure, verbs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look for a circle at once, before either has given its slot back: else both would wait for good."""
+    both, handles, look = threading.Barrier(2), dict[int, JobHandle[str]](), waits.circle
+
+    def look_together(*asked: Any) -> list[str]:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(5.0)  # broken: a job that was refused, and is looked at again
+        return look(*asked)
+
+    monkeypatch.setattr(waits, "circle", look_together)
+
+    @jobs.task(retry=1)
+    def meets(job: Job, number: int) -> str:
+        until(lambda: len(handles) == 2, "both are enqueued")
+        other = handles[1 - number]
+        if verbs[number] == "join":
+            return job.join(other).state
+        return str(job.gather("it", lambda: [meets.using(unique=str(1 - number)).bind(1 - number)]))
+
+    with jobs.worker(concurrency=2):
+        for number in (0, 1):
+            handles[number] = meets.using(unique=str(number)).enqueue(number)
+        until(lambda: any(each.status().state in ENDED for each in handles.values()), "one of them has ended")
+
+    refused = [each.status() for each in handles.values() if each.status().state is State.DEAD]
+    assert refused and all("would ever end" in (each.error or "") for each in refused)
 
 
 def test_a_wait_times_out_by_itself(jobs: Tenure) -> None:

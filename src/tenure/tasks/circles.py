@@ -1,14 +1,30 @@
-"""Circles: jobs that wait for each other, so that none of them would ever end."""
+"""Circles: jobs that wait for each other, so that none of them would ever end.
+
+A job looks for a circle before it waits. Two may do so at the same moment, so each must have written down what it is
+about to wait for before it looks: then one of them at least sees the other. A gather has stored its edges by then. The
+edge of a join is stored with the end of the attempt, so a join is announced first, in a record of that attempt.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from tenure.core.lifecycle import State
 from tenure.ports import Store
 
 MOST_WALKED = 1000  #: edges that are followed
 _AT_ONCE = 200  #: jobs whose edges are read at once
 _SHOWN = 6
+
+
+def announced(attempt: int, job_id: str = "") -> str:
+    """The key of the record that this attempt is about to join that job. No key of a handler's own begins so."""
+    return f"\x1fjoin {attempt} {job_id}"
+
+
+def withdrawn(attempt: int, job_id: str) -> str:
+    """The key of the record that it does not."""
+    return f"\x1fno join {attempt} {job_id}"
 
 
 def circle(store: Store, mine: str, starts: Iterable[str]) -> list[str]:
@@ -19,10 +35,12 @@ def circle(store: Store, mine: str, starts: Iterable[str]) -> list[str]:
         some, left = left[:_AT_ONCE], left[_AT_ONCE:]
         edges = store.edges(some, limit=MOST_WALKED - walked)
         walked += max(len(edges), len(some) // 10, 1)  # jobs that wait for nothing cost a little, too
-        for edge in edges:
-            if edge.open and edge.parent not in came:
-                came[edge.parent] = edge.child
-                left.append(edge.parent)
+        waits = [(edge.child, edge.parent) for edge in edges if edge.open]
+        waits += _joins(store, sorted(set(some) - {child for child, _ in waits}))
+        for child, parent in waits:
+            if parent not in came:
+                came[parent] = child
+                left.append(parent)
     if mine not in came:
         return []
     path, at = [mine], came[mine]
@@ -30,6 +48,18 @@ def circle(store: Store, mine: str, starts: Iterable[str]) -> list[str]:
         path.append(at)
         at = came[at]
     return [*path, mine][::-1]
+
+
+def _joins(store: Store, ids: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The joins that running attempts of these jobs have announced."""
+    found = store.updates(dict.fromkeys(ids, ""), limit=len(ids)) if ids else []
+    for status in (each.status for each in found):
+        if status is not None and status.state is State.PROCESSING:
+            start, records = announced(status.attempt), store.records(status.id)
+            for key in records:
+                job_id = key.removeprefix(start)
+                if key.startswith(start) and withdrawn(status.attempt, job_id) not in records:
+                    yield status.id, job_id
 
 
 def told(path: Sequence[str]) -> str:

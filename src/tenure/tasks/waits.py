@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from inspect import isawaitable
+from threading import Lock
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -24,7 +25,7 @@ from tenure.core.retry import Fail
 from tenure.errors import InvalidArguments, InvalidOption, Locked, Refused, StoreError, TenureError, UnknownJob
 from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store, Text
 from tenure.tasks.arguments import decode_any
-from tenure.tasks.circles import circle, told
+from tenure.tasks.circles import announced, circle, told, withdrawn
 from tenure.tasks.client import in_transaction
 from tenure.tasks.edges import check_store
 from tenure.tasks.ended import Ended
@@ -82,7 +83,7 @@ class Waits:
 
     def __init__(self, attempt: Waiting) -> None:
         self._attempt = attempt
-        self._active = set[str]()
+        self._active, self._lock = set[str](), Lock()
         self._suspends = Suspends()
         self._too_late = set[str]()  #: names of waits that are over, in vain
 
@@ -255,10 +256,10 @@ class Waits:
             return await settled(partial(self._joined, job_id))
 
     def _target(self, target: object) -> str:
-        if isinstance(target, Source):
-            return str(target.handle.id)
-        if isinstance(target, JobHandle):
-            return str(target.id)
+        handle = target.handle if isinstance(target, Source) else target
+        if isinstance(handle, JobHandle):
+            check_store(self._attempt.task.app, cast("JobHandle[Any]", handle), "job.join")
+            return str(handle.id)
         raise InvalidOption(f"job.join: expected a handle or a step, got {target!r:.80}")
 
     def _joined(self, job_id: str) -> Ended[Any]:
@@ -274,9 +275,11 @@ class Waits:
         raise self._suspend(Suspended(f"waits for {status.task} {job_id} to end", after=(Edge(job_id, "ended"),)))
 
     def _refuse_circle(self, job_id: str) -> None:
-        """Raise Refused if that job waits for this one: neither would ever end."""
-        mine = self._attempt.claimed.id
+        """Raise Refused if that job waits for this one, or is about to: neither would ever end."""
+        mine, attempt = self._attempt.claimed.id, self._attempt.claimed.attempt
+        self._attempt.record(announced(attempt, job_id), "true")
         if circle(self._attempt.store, mine, [job_id]):
+            self._attempt.record(withdrawn(attempt, job_id), "true")
             raise Refused(f"job.join: job {job_id} waits for this job, {mine}: neither would ever end")
 
     # ── expect ──
@@ -348,10 +351,12 @@ class Waits:
                 "that waits can't have one: rename its key, or wrap it in another object"
             )
         place = f"{verb.removeprefix('a')} {key}"
-        if place in self._active:
+        with self._lock:  # a handler may have threads of its own
+            under_way = place in self._active
+            self._active.add(place)
+        if under_way:
             word = "name=" if "expect" in verb else "key"
             raise InvalidOption(f"{what} is under way already: give each its own {word}")
-        self._active.add(place)
         try:
             yield
         finally:
