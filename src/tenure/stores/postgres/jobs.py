@@ -96,9 +96,7 @@ _TAKE = f"""
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked in the statement
 # that claims. Each queue is read from a place (rank, run_at, id) on, so that a claim need not step over the index
 # entries of jobs that ended since an old snapshot was taken; jobs of a higher priority are read from the start.
-# What was changed between the statement's snapshot and its lock is chosen in its new version, whose place the snapshot
-# does not show: it is not taken. So each row says how many were chosen, and without any there is one with only that.
-CLAIM = f"""
+_CHOOSE = f"""
     WITH chosen AS MATERIALIZED (
         SELECT place FROM (SELECT place, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
         SELECT j.ctid AS place, j.bytes
@@ -118,8 +116,13 @@ CLAIM = f"""
             LIMIT w.want) AS j
         WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
-        LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES}),
-    taken AS ({_TAKE})
+        LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})"""
+
+# What was changed between the statement's snapshot and its lock is chosen in its new version, whose place the snapshot
+# does not show: it is not taken. So each row says how many were chosen.
+CLAIM = f"{_CHOOSE} {_TAKE}, (SELECT count(*) FROM chosen)"
+#: The same, with one row if none was taken. It costs a long queue more: what was taken is written down once more.
+CLAIM_TOLD = f"""{_CHOOSE}, taken AS ({_TAKE})
     SELECT taken.*, number FROM (SELECT count(*) AS number FROM chosen) AS all_chosen LEFT JOIN taken ON true"""
 
 #: How many each of the first suspects of a queue may run with, and its size, in the order in which they are claimed.
@@ -434,7 +437,8 @@ class PostgresJobs(PostgresBase):
 
     def _claim(self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]) -> list[Claimed]:
         claimed: list[Claimed] = []
-        for _ in range(CLAIM_TRIES):
+        for number in range(CLAIM_TRIES):
+            sql = self._sql(CLAIM_TOLD if number else CLAIM)
             facts = {
                 "queues": list(wants),
                 "wants": [want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()],
@@ -445,11 +449,11 @@ class PostgresJobs(PostgresBase):
                 "limit": limit - len(claimed),
             }
             rows = self._server.run(
-                lambda connection: connection.execute(self._sql(CLAIM), facts, binary=True).fetchall()  # noqa: B023
+                lambda connection: connection.execute(sql, facts, binary=True).fetchall()  # noqa: B023
             )
             taken = [Claimed._make(row[:-1]) for row in rows if row[0] is not None]
             claimed += taken
-            if len(taken) == rows[0][-1] or may_be_cut(claimed):
+            if (rows and len(taken) == rows[0][-1]) or may_be_cut(claimed):
                 break
         return claimed
 
