@@ -258,8 +258,9 @@ class Waits:
     def _target(self, target: object) -> str:
         handle = target.handle if isinstance(target, Source) else target
         if isinstance(handle, JobHandle):
-            check_store(self._attempt.task.app, cast("JobHandle[Any]", handle), "job.join")
-            return str(handle.id)
+            found = cast("JobHandle[Any]", cast("object", handle))
+            check_store(self._attempt.task.app, found, "job.join")
+            return str(found.id)
         raise InvalidOption(f"job.join: expected a handle or a step, got {target!r:.80}")
 
     def _joined(self, job_id: str) -> Ended[Any]:
