@@ -48,13 +48,13 @@ class Client:
                 self._store = connect(workload.jobs.settings, workload.jobs.codec)
                 break
             time.sleep(0.2)
-        transactions = self._store.capabilities.transactions
+        self._transactions = self._store.capabilities.transactions
         ways: list[tuple[float, Callable[[], None]]] = [
             (50, self._enqueue_one),
             (8, self._enqueue_many),
             (8, self._enqueue_later),
             (6, self._enqueue_unique),
-            (8 if transactions else 0, self._enqueue_within),
+            (8 if self._transactions else 0, self._enqueue_within),
             (10 if LIMITED in os.environ else 0, self._enqueue_limited),
             (1 if LIMITED in os.environ else 0, self._pause_key),
             (4, self._cancel),

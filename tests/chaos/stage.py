@@ -35,7 +35,7 @@ from .seen import Bounds
 
 TESTS = Path(__file__).parent.parent
 Values = Literal["", "sealed", "offloaded"]  #: as they are; encrypted; in a bucket, nearly all of them
-IN_A_ROW = "16B"  #: what is larger is kept in the bucket, in a run with one
+IN_A_ROW = 16  #: bytes: what is larger is kept in the bucket, in a run with one
 TODAY = Release("2", sys.executable, (CRASH / "other_clock", SOURCE, TESTS))
 HOSTS, WORKERS, SLOTS, CLIENTS = 2, 2, 5, 2
 LANE_SLOTS = 50
@@ -181,10 +181,11 @@ class Stage:
         self.values = values
         self._codec = AesSiv([key := AesSiv.new_key()]) if values == "sealed" else None
         self._bucket: dict[str, str] = {}
+        self._values = {workload.KEY: key} if self._codec else {}
         if values == "offloaded":
-            self._bucket = {"offload": f"file://{folder}/values", "max_payload": IN_A_ROW, "max_result": IN_A_ROW}
-        self._values = {f"TENURE_{name.upper()}": value for name, value in self._bucket.items()}
-        self._values |= {workload.KEY: key} if self._codec else {}
+            self._bucket = {"offload": f"file://{folder}/values"}
+            self._values = {"TENURE_OFFLOAD": self._bucket["offload"], workload.IN_A_ROW: str(IN_A_ROW)}
+            workload.keep_elsewhere(IN_A_ROW)
         self._started = 0
         self._later = ExitStack()
 

@@ -97,7 +97,6 @@ def test_random_faults_break_no_promise(place: str, tmp_path: Path, tell: Tell, 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("values", ["sealed", "offloaded"])
-@pytest.mark.parametrize("place", IN_SHORT)
 def test_values_that_are_encrypted_or_elsewhere_are_lost_by_no_fault(
     place: str, values: Values, tmp_path: Path, tell: Tell
 ) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from tenure import Fail, Job, Limit, NewJob, Retry, Snooze, Tenure
@@ -33,6 +34,21 @@ WRITE_LOCK = 120  #: the byte of a file's shared memory that its writer locks (s
 SOON = Retry(500, base="50ms", cap="500ms")
 
 KEY = "TENURE_TEST_KEY"  #: of the environment: the key with which this run's values are encrypted
+
+
+IN_A_ROW = "TENURE_TEST_IN_A_ROW"  #: of the environment: how many bytes of a value are not for this run's bucket
+
+
+def keep_elsewhere(most: int) -> None:
+    """Have this process keep what is larger in its bucket, if it has one. A setting allows no fewer than 1 KiB."""
+    from tenure.app import backends
+
+    known = backends.with_bucket
+    backends.with_bucket = lambda store, settings: known(store, replace(settings, max_payload=most, max_result=most))
+
+
+if IN_A_ROW in os.environ:
+    keep_elsewhere(int(os.environ[IN_A_ROW]))
 
 
 def _sealed() -> dict[str, Any]:
