@@ -176,6 +176,7 @@ def test_a_place_is_freed_whatever_else_happens(how: str, store: Store) -> None:
 
 
 def test_a_scheduled_job_needs_its_place_when_it_is_due(store: Store, world: World) -> None:
+    """W4: promote, too, parks a job with limits."""
     start(store)
     declare(store, SHOP.limit, 1)
     (answer,) = store.enqueue([draft(limits=(SHOP,), delay=60.0)])
@@ -629,6 +630,7 @@ def test_a_place_that_nobody_else_waits_for_is_left(store: Store, world: World) 
 
 
 def test_a_job_that_expires_while_it_waits_for_a_place_is_cancelled(store: Store, world: World) -> None:
+    """W6."""
     start(store)
     declare(store, SHOP.limit, 1)
     limited(store)

@@ -183,6 +183,7 @@ def test_a_wide_fan_out_is_admitted_wholly(store: Store) -> None:
 
 
 def test_admission_makes_due_at_once_in_the_order_of_admission(world: World) -> None:
+    """W6."""
     store = world.store()
     parent = put(store)
     child = child_of(store, parent)
@@ -194,6 +195,7 @@ def test_admission_makes_due_at_once_in_the_order_of_admission(world: World) -> 
 
 
 def test_a_child_that_is_due_later_is_scheduled(world: World) -> None:
+    """W6."""
     store = world.store()
     parent = put(store)
     child = child_of(store, parent, delay=100)
@@ -207,6 +209,7 @@ def test_a_child_that_is_due_later_is_scheduled(world: World) -> None:
 
 
 def test_expires_counts_from_the_admission(world: World) -> None:
+    """W6."""
     store = world.store()
     parent = put(store)
     child = child_of(store, parent, expires=60)
@@ -1145,6 +1148,7 @@ def test_an_ended_job_gets_no_signal_and_a_missing_one_neither(store: Store) -> 
 
 
 def test_a_wait_times_out(world: World) -> None:
+    """W6."""
     store = world.store()
     lease = running(store)
     finish(store, lease, Suspended(signal="own:go", timeout=60))

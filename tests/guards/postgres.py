@@ -119,7 +119,7 @@ TABLE = Table(
         Guard("a gatherer that ends early takes along what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if False:"),
         Guard("a gatherer that completed cancels nothing", ADMISSION, "if mine and state is not State.COMPLETED:", "if mine:"),
         Guard("a gatherer cancels only what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if state is not State.COMPLETED:"),
-        Guard("what a live job needs is not pruned", JOBS, " AND NOT linked\n            AND ended_at < @now - %s * interval '1 second'\n            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)\n", "\n            AND ended_at < @now - %s * interval '1 second'\n"),
+        Guard("what a live job needs is not pruned", JOBS, " AND linked IS NULL\n            AND ended_at < @now - %s * interval '1 second'\n            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)\n", "\n            AND ended_at < @now - %s * interval '1 second'\n"),
         Guard("what a job stored just now needs is not pruned", JOBS, "            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)\n", ""),
         Guard("a gatherer is not pruned before its end has been told", JOBS, "            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = j.id AND e.live)\n", ""),
         Guard("what a live job needs is not deleted", OPERATED, "    if child is not None:\n        return held_by_child", "    if False:\n        return held_by_child"),

@@ -333,7 +333,9 @@ def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
     older = workers.REGISTER.replace("lease, protocol,", "lease,").replace("VALUES (%s, ", "VALUES (")
     monkeypatch.setattr(workers, "REGISTER", older)
     monkeypatch.setattr(workers, "identity_row", lambda worker: identity_row(worker)[:-1])
-    monkeypatch.setattr(jobs, "CLAIM", jobs.CLAIM.replace("j.linked", "false").replace("j.limits IS NOT NULL", "false"))
+    for name in ("CLAIM", "CLAIM_TOLD"):
+        asks_for_no_links = getattr(jobs, name).replace("j.linked IS NOT NULL", "false")
+        monkeypatch.setattr(jobs, name, asks_for_no_links.replace("j.limits IS NOT NULL", "false"))
     with monkeypatch.context() as patched:
         patched.setattr(server, "migrations", lambda: MIGRATIONS[: request.param])
         assert store.migrate() == request.param

@@ -14,7 +14,7 @@ import pytest
 from conformance.factories import World, claim, claim_one, draft, finish, look, put, running, start
 from servers import shared_valkey
 from tenure.core.clock import Clock
-from tenure.core.lifecycle import Completed, Edge, Failed, Lease, State, Suspended
+from tenure.core.lifecycle import EXPIRED, Completed, Edge, Failed, Lease, Released, State, Suspended
 from tenure.errors import BadData, FlowMade, StoreAway
 from tenure.ports import Draft, Landed, Links, NotLanded, Store
 from tenure.stores.redis import RedisStore, links
@@ -136,7 +136,7 @@ def runs_whole(store: RedisStore, drafts: Sequence[Draft]) -> None:
     ] == []
 
 
-# ── Calls that do not fit one script ────────────────────────────────────────────────────────────────────────────
+# ── W8: calls that do not fit one script ────────────────────────────────────────────────────────────────────────
 
 
 def test_a_large_flow_is_stored_and_runs(store: RedisStore) -> None:
@@ -258,6 +258,41 @@ def test_a_job_is_suspended_for_very_many(store: RedisStore) -> None:
     assert admitted(store) == [lease.job_id]
 
 
+@pytest.mark.parametrize("then", ["sent again", "released"])
+def test_a_suspension_that_was_cut_between_its_edges_and_its_end(then: str, world: World, store: RedisStore) -> None:
+    lease, others = running(store), [put(store) for _ in range(MANY)]
+    end = Suspended(after=tuple(Edge(each) for each in others))
+    links.tied(store.server, lease, end)
+    if then == "sent again":
+        assert finish(store, lease, end) is State.WAITING
+        assert admitted(store) == []
+        complete(store, MANY)
+        assert admitted(store) == [lease.job_id]
+        complete(store, 1)
+    else:
+        assert finish(store, lease, Released("its process died")) is State.QUEUED
+        complete(store, MANY + 1)
+    assert admitted(store) == []
+    world.advance(10)
+    while store.prune(keep=1, keep_dead=1) + len(admitted(store)):
+        pass
+    assert stored(store) == 0
+    assert [kind for kind in ("parents", "children", "pins", "unmet", "asks") if keys(store, kind)] == []
+
+
+def test_a_replay_that_was_cut_while_it_opened_the_edges_is_asked_for_again(store: RedisStore) -> None:
+    others = [put(store) for _ in range(MANY)]
+    child = put(store, links=Links(after=tuple(Edge(each, "ended") for each in others)))
+    admitted(store)
+    store.cancel([child], "unwanted")
+    assert isinstance(store.server.call("reopen", child, "-inf", EXPIRED), str), "there is more to open"
+
+    assert store.replay([child]) == {child: Landed(State.WAITING)}
+    assert admitted(store) == []
+    complete(store, MANY)
+    assert admitted(store) == [child]
+
+
 def test_a_job_that_is_to_be_cancelled_waits_for_nothing(store: RedisStore) -> None:
     lease = running(store)
     others = [put(store) for _ in range(MANY)]
@@ -267,7 +302,7 @@ def test_a_job_that_is_to_be_cancelled_waits_for_nothing(store: RedisStore) -> N
     assert store.replay([lease.job_id]) == {lease.job_id: Landed(State.QUEUED)}
 
 
-# ── Jobs with very many edges ───────────────────────────────────────────────────────────────────────────────────
+# ── W8: jobs with very many edges ───────────────────────────────────────────────────────────────────────────────
 
 
 def wide(store: Store, **options: Any) -> tuple[list[str], str]:

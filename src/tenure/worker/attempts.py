@@ -53,17 +53,19 @@ class Attempts:
             slots.successors[claimed.id] = claimed
             old.request_stop("lease_lost", None)
             return
-        task = self._program.tasks.find(claimed.task)
+        task, plain = self._program.tasks.find(claimed.task), claimed.is_plain
         if slots.handing_back:
             self._refuse(claimed, Released(slots.handing_back))
         elif task is None:
             self._refuse(claimed, unknown_task(claimed))
         elif claimed.expired:
             self._refuse(claimed, Cancelled(EXPIRED))
-        elif not claimed.is_plain and (sealed := sealed_in(claimed)) is not None:
+        elif not plain and (sealed := sealed_in(claimed)) is not None:
             self._refuse(claimed, locked(claimed, sealed))
         else:
             attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)
+            if not plain:
+                attempt.fetches = attempt.is_elsewhere()
             attempt.start(self._program, self._pool, self._caller)
 
     def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:

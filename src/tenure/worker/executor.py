@@ -85,7 +85,7 @@ class Attempt(Reporting[Host]):
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
-    fetches = False  #: its arguments or its checkpoint are elsewhere
+    fetches = False  #: its arguments or its checkpoint are elsewhere: set before `start`
     trace: AttemptTrace | None = None
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
@@ -104,8 +104,6 @@ class Attempt(Reporting[Host]):
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
         if program.tracing is not None:
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
-        if not self.claimed.is_plain:
-            self.fetches = self.is_elsewhere()
         if self.fetches:
             self.active = inf  # neither silent nor late before it has its arguments
         elif self.claimed.timeout is not None:
@@ -398,6 +396,7 @@ async def run_inline(
     """Run one claimed job on this loop, as a worker would. Its outcome, if there is one to store; what it raised."""
     host = _Inline(store, worker_id, resources)
     attempt = Attempt(host, program.tasks[claimed.task], claimed, asyncio.get_running_loop())
+    attempt.fetches = attempt.is_elsewhere()
     with ThreadPoolExecutor(1) as pool:
         attempt.start(program, pool)
         return await host.done, attempt.raised

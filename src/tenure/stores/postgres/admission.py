@@ -42,7 +42,7 @@ FOR_SHARED = """
 LOCK = """
     SELECT id::text, state, error FROM @.jobs WHERE id = ANY (%s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"""
 STORED = "SELECT id::text FROM @.jobs WHERE id = ANY (%s::uuid[])"
-MARK = "UPDATE @.jobs SET linked = true WHERE id = ANY (%s::uuid[]) AND NOT linked"
+MARK = "UPDATE @.jobs SET linked = true WHERE id = ANY (%s::uuid[]) AND linked IS NULL"
 MARK_CHILDREN = f"{MARK} AND EXISTS (SELECT FROM @.edges AS e WHERE e.child = jobs.id)"
 
 BEHIND = """
@@ -108,7 +108,7 @@ STILL_LIVING = "SELECT id::text FROM @.jobs WHERE id = ANY (%s::uuid[]) AND ende
 TO_RELEASE = "SELECT id::text FROM @.jobs WHERE id = ANY (%s::uuid[]) AND linked AND ended_at IS NOT NULL"
 LOCK_TO_RELEASE = f"{TO_RELEASE} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"
 RELEASE = """
-    UPDATE @.jobs AS j SET linked = false WHERE id = ANY (%s::uuid[])
+    UPDATE @.jobs AS j SET linked = NULL WHERE id = ANY (%s::uuid[])
       AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)"""
 
 #: At its admission a job is due at once, or when it was to be due, and `expires` counts from then. One with limits that

@@ -179,7 +179,7 @@ class Marks:
         return {
             **facts_of(draft),
             "waiting": bool(after),
-            "linked": linked,
+            "linked": linked or None,
             "flow": flow,
             "keys": limits_text(draft.limits),
         }

@@ -79,6 +79,7 @@ _CLAIMED = listed(
     | {
         "id": "j.id::text",
         "enqueued_ms": "(date_part('epoch', j.enqueued_at) * 1000)::bigint",
+        "linked": "j.linked IS NOT NULL",
         "limited": "j.limits IS NOT NULL",
         "expired": "coalesce(j.attempt = 1 AND j.expires_at < @now, false)",
     },
@@ -227,7 +228,7 @@ NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE stat
 
 PRUNE = """
     DELETE FROM @.jobs WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.jobs AS j WHERE state = %s AND ended_at IS NOT NULL AND NOT linked
+        SELECT ctid FROM @.jobs AS j WHERE state = %s AND ended_at IS NOT NULL AND linked IS NULL
             AND ended_at < @now - %s * interval '1 second'
             AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)
             AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = j.id AND e.live)

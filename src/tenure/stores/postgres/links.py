@@ -74,7 +74,7 @@ ASK = "INSERT INTO @.asks (item) SELECT json_array_elements_text(:p::json) RETUR
 #: LIMIT, not EXISTS: the planner would read all edges into a hash.
 SUSPEND = """
     UPDATE @.jobs AS j SET wait_for = s.signal, wait_until = @now + s.timeout * interval '1 second',
-        linked = j.linked OR coalesce((SELECT true FROM @.edges WHERE child = j.id LIMIT 1), false)
+        linked = coalesce(j.linked, (SELECT true FROM @.edges WHERE child = j.id LIMIT 1))
     FROM json_to_recordset(:p::json) AS s (id uuid, signal text, timeout float8)
     WHERE j.id = s.id RETURNING j.id::text"""
 

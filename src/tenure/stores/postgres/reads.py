@@ -39,6 +39,7 @@ JOB = listed(
     id="id::text",
     unique="unique_key",
     flow="flow::text",
+    linked="linked IS NOT NULL",
     completed_by=COMPLETED_BY,
     limits="coalesce(limits, '[]')",
 )

@@ -8,7 +8,9 @@
 SET LOCAL lock_timeout = '1s';
 
 ALTER TABLE @.jobs
-  ADD COLUMN linked boolean NOT NULL DEFAULT false,  -- edges lead to or from it: its end is asked, and it is not pruned
+  -- true: edges lead to or from it, so its end is asked, and it is not pruned. Else none, and never false: all columns
+  -- here that are in an index are empty in a plain job, as every update compares them, and walks to those with a value.
+  ADD COLUMN linked boolean,
   ADD COLUMN flow uuid,
   ADD COLUMN wait_for text COLLATE "C",              -- own:NAME or shared:KEY
   ADD COLUMN wait_until timestamptz,
@@ -121,8 +123,10 @@ CREATE UNIQUE INDEX jobs_held ON @.jobs (task, unique_key)
 CREATE INDEX jobs_waiting ON @.jobs (wait_until, queue) WHERE state = 'waiting';
 -- Only a query that says starts_with fits: with the plain condition the planner would prefer it to the other indexes.
 CREATE INDEX jobs_waited ON @.jobs (run_at) WHERE starts_with(state, 'waiting');
-CREATE INDEX jobs_holding ON @.jobs (ended_at) WHERE state = 'dead' AND linked;
-CREATE INDEX jobs_shared ON @.jobs (wait_for, id) WHERE state = 'waiting' AND starts_with(wait_for, 'shared:');
+-- First what costs least to look at: it is asked of every row that is written.
+CREATE INDEX jobs_holding ON @.jobs (ended_at) WHERE linked AND state = 'dead';
+CREATE INDEX jobs_shared ON @.jobs (wait_for, id)
+  WHERE wait_for IS NOT NULL AND state = 'waiting' AND starts_with(wait_for, 'shared:');
 CREATE INDEX jobs_flow ON @.jobs (flow, state) WHERE flow IS NOT NULL;
 CREATE INDEX jobs_parked ON @.jobs (parked, queue, solo, (-priority), due_at, id) WHERE parked IS NOT NULL;
 DROP INDEX @.jobs_unique;
