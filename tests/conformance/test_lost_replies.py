@@ -19,9 +19,9 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
+from tenure.core.lifecycle import Completed, Crashed, Edge, Failed, Lease, Outcome, Released, Snoozed, State, Suspended
 from tenure.errors import StoreAway
-from tenure.ports import Landed, OnceRecord, Progress, Store
+from tenure.ports import Landed, Links, OnceRecord, Progress, Store
 
 
 class Lossy:
@@ -77,7 +77,16 @@ def test_a_claim_whose_reply_was_lost_is_found_and_run(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Completed("1"), Failed("boom"), Failed("no", final=True), Snoozed(5), Released("drain")], ids=repr
+    "outcome",
+    [
+        Completed("1"),
+        Failed("boom"),
+        Failed("no", final=True),
+        Snoozed(5),
+        Released("drain"),
+        Suspended("waits for an approval", signal="own:approved", timeout=60.0),
+    ],
+    ids=repr,
 )
 def test_a_finish_asked_again_hears_that_it_landed(outcome: Outcome, store: Store) -> None:
     lease = running(store, max_failures=3)
@@ -90,6 +99,40 @@ def test_a_finish_asked_again_hears_that_it_landed(outcome: Outcome, store: Stor
 
     assert answer == Landed(look(store, lease.job_id).state)
     assert memory_of(store, lease.job_id) == after
+
+
+def test_a_suspension_behind_another_job_asked_again_has_one_edge_and_is_admitted_once(store: Store) -> None:
+    lease, other = running(store), put(store)
+    line, outcome = lossy(store, "finish", "admit"), Suspended("joins another", after=(Edge(other, "ended"),))
+    with pytest.raises(StoreAway):
+        line.finish([(lease, outcome)])
+
+    assert line.finish([(lease, outcome)]) == [Landed(State.WAITING)]
+    assert [each.parent for each in store.inputs(lease.job_id)] == [other]
+    while store.admit().more:
+        pass
+    finish(store, claim_one(store, start(store)), Failed("boom", final=True))
+    with pytest.raises(StoreAway):
+        line.admit()
+    while line.admit().more:
+        pass
+    assert [each.id for each in claim(store, start(store), 10)] == [lease.job_id]
+
+
+def test_a_skip_asked_again_is_the_same_skip(store: Store) -> None:
+    parent = put(store)
+    child = put(store, links=Links(after=(Edge(parent),)))
+    while store.admit().more:
+        pass
+    finish(store, claim_one(store, start(store)), Failed("boom", final=True))
+    line = lossy(store, "skip")
+    with pytest.raises(StoreAway):
+        line.skip([parent])
+
+    assert line.skip([parent]) == {parent: Landed(State.DEAD)}
+    while store.admit().more:
+        pass
+    assert [each.id for each in claim(store, start(store), 10)] == [child]
 
 
 def test_a_finish_that_found_a_cancel_says_so_again(store: Store) -> None:

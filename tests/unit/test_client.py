@@ -621,6 +621,24 @@ def test_a_thousand_watchers_of_one_job_share_their_looks(rig: Rig) -> None:
     assert next(looks) < 100
 
 
+def test_a_signal_whose_reply_was_lost_has_arrived_and_one_that_another_was_faster_than_has_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, send, lost = rig.stored(), rig.store.signal, [True]
+
+    def sent(*given: Any, **options: Any) -> Any:
+        answer = send(*given, **options)
+        if lost and lost.pop():
+            raise StoreAway("the line broke")
+        return answer
+
+    monkeypatch.setattr(rig.store, "signal", sent)
+
+    assert rig.client.signal(new.id, "own:approved", '"ada"')
+    lost.append(True)
+    assert not rig.client.signal(new.id, "own:approved", '"bob"')
+
+
 def test_many_who_await_the_results_of_different_jobs_share_their_looks(rig: Rig) -> None:
     new = [rig.stored() for _ in range(100)]
     looks: list[int] = []
