@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from . import history, matrix, profiles
 from .bounds import DUTIES
 from .checker import Violation
 from .run import Result
+from .stage import STORES
 
 FIGURES = ("jobs", "attempts", "kills", "refusals", "rescues", "redeliveries")
 TOLD = 10  #: violations of a kind that a summary tells
@@ -131,9 +133,12 @@ def write(document: Path, folder: Path) -> None:
         also = ", upgraded" * each.get("upgraded", False) + f", {values}" * bool(values)
         by_store[each["backend"] + also].append(each)
     loaded = [each for each in results if each.get("load")]
-    sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine()), _totals(by_store)]
+    before = _earlier(document.read_text(encoding="utf-8") if document.exists() else "", by_store)
+    sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine())]
+    sections.append(_totals(by_store, [row for row, _ in before]))
     sections.append(_under_load(loaded))
     sections += [_faults(store, runs) for store, runs in by_store.items()]
+    sections += [section for _, section in before]
     sections.append(_MATRIX.format(table=matrix.table()))
     guards = folder / "guards.json"
     if guards.exists():
@@ -142,6 +147,20 @@ def write(document: Path, folder: Path) -> None:
         _, heading, kept = document.read_text(encoding="utf-8").partition(_GUARDS)
         sections += [f"{heading}{kept}".rstrip()] if heading else []
     document.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+
+
+def _earlier(document: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Of stores and doorbells that were not run this time what they last showed: a row and a section, with its date."""
+    found: list[tuple[str, str]] = []
+    date = re.search(r"wrote this, on (\S+),", document)
+    for section in re.findall(r"^## .*?(?=^## |\Z)", document, re.MULTILINE | re.DOTALL):
+        heading = section.partition("\n")[0].removeprefix("## ")
+        name, _, dated = heading.partition(" (")
+        row = re.search(rf"^\| {re.escape(heading)} \|.*$", document, re.MULTILINE)
+        if name in STORES and name not in names and date and row:
+            now = f"{name} ({dated or f'{date[1]})'}"
+            found.append((row[0].replace(heading, now, 1), section.rstrip().replace(heading, now, 1)))
+    return found
 
 
 _HEAD = """# Faults survived
@@ -179,7 +198,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
 
 
-def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]], earlier: Sequence[str]) -> str:
     rows = [
         (
             store,
@@ -200,7 +219,9 @@ def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         for each in (*_some([Violation(*pair) for pair in run["violations"]]), *run["wrong"])
     ]
     below = "\n\nWhat was wrong:\n\n" + "\n".join(told) if told else ""
-    return f"## All runs\n\n{_table(head, rows)}{below}"
+    dated = "\n\nWhat has a date was run then, and not this time." if earlier else ""
+    table = "\n".join([_table(head, rows), *earlier])
+    return f"## All runs\n\n{table}{dated}{below}"
 
 
 def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -275,7 +296,8 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
         effects.update({int(times): jobs for times, jobs in run["effects"].items()})
     load = f" LOAD='{runs[0]['load']}' SCALE={runs[0]['scale']:g}" if runs[0].get("load") else ""
     load += " UPGRADE=yes" * runs[0].get("upgraded", False)
-    load += f" VALUES={runs[0]['values']}" * bool(runs[0].get("values"))
+    values = runs[0].get("values", "")
+    load += f" VALUES={values}" * bool(values)
     again = f"make chaos STORE={runs[0]['backend']} SECONDS={runs[0]['asked']:.0f} SEED={runs[0]['seed']}{load}"
     told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
     return (

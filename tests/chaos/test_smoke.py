@@ -130,3 +130,19 @@ def test_a_fault_that_a_store_cannot_have_is_not_tried_and_one_that_is_unknown_i
     assert not any(kind.needs for kind in faults.possible(()))
     with pytest.raises(SystemExit, match="no fault here is called kill server; there are: deploy supervisor"):
         faults.possible((), ["kill server"])
+
+
+def test_the_document_keeps_what_was_not_run_this_time_with_its_date(tmp_path: Path) -> None:
+    document = tmp_path / "evidence.md"
+    document.write_text(
+        "`make chaos` wrote this, on 2026-01-02, 2 cores\n\n## All runs\n\n| store | runs |\n| --- | ---: |\n"
+        "| redis | 6 |\n| redis-nats | 1 |\n| sqlite-nats (2025-03-04) | 2 |\n\n"
+        "## redis\n\nold\n\n## redis-nats\n\nkept\n\n## sqlite-nats (2025-03-04)\n\nkept, too\n\n## The matrix\n\nanew\n"
+    )
+
+    found = evidence._earlier(document.read_text(), {"redis"})
+
+    assert found == [
+        ("| redis-nats (2026-01-02) | 1 |", "## redis-nats (2026-01-02)\n\nkept"),
+        ("| sqlite-nats (2025-03-04) | 2 |", "## sqlite-nats (2025-03-04)\n\nkept, too"),
+    ]
