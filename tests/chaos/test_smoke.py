@@ -137,7 +137,7 @@ def test_the_document_keeps_what_was_not_run_this_time_with_its_date(tmp_path: P
     document.write_text(
         "`make chaos` wrote this, on 2026-01-02, 2 cores\n\n## All runs\n\n| store | runs |\n| --- | ---: |\n"
         "| redis | 6 |\n| redis-nats | 1 |\n| sqlite-nats (2025-03-04) | 2 |\n\n"
-        "## redis\n\nold\n\n## redis-nats\n\nkept\n\n## sqlite-nats (2025-03-04)\n\nkept, too\n\n## The matrix\n\nanew\n"
+        "## redis\n\nold\n\n## redis-nats\n\nkept\n\n## sqlite-nats (2025-03-04)\n\nkept, too\n\n## The matrix\n\nnew\n"
     )
 
     found = evidence._earlier(document.read_text(), {"redis"})
