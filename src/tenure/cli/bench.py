@@ -136,11 +136,10 @@ class _Drain:
         """Jobs per second from the first start to the last end, and the worker's CPU per job since it is there."""
         while not (pid := self._worker()):
             self._rest(0.0, "no worker has come")
-        cpu, more = _cpu_seconds(pid), self._count
-        while more > 0:
-            asked = time.perf_counter()
-            more = self._waiting() - self._left
+        cpu, asked = _cpu_seconds(pid), time.perf_counter()
+        while (more := self._waiting() - self._left) > 0:
             self._rest(20 * (time.perf_counter() - asked), f"{more} of {self._count} jobs are not done")
+            asked = time.perf_counter()
         cpu = _cpu_seconds(pid) - cpu
         first, (last,) = self._store.get(self._first), self._store.latest_ended(State.COMPLETED, limit=1)
         if first is None or first.started_at is None or last.ended_at is None:
