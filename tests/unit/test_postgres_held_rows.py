@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from conformance.factories import claim, claim_one, draft, finish, look, put, running, start
+from conformance.factories import claim, claim_one, draft, finish, look, made, put, running, start
 from conformance.test_waiting import after, end, settle_waits
 from proxy import Proxy
 from servers import shared_postgres
 from tenure import config
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
-from tenure.errors import StoreAway, StoreBusy
+from tenure.errors import StoreAway, StoreBusy, StoreError
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Busy, Landed, Progress
+from tenure.ports.schedules import Change
 from tenure.stores.postgres import PostgresStore, server, workers
 from tenure.stores.postgres import jobs as verbs
 from tenure.tasks.client import Client
@@ -52,6 +56,53 @@ def other(url: str) -> Iterator[psycopg.Connection]:
     """Somebody else, in a transaction."""
     with psycopg.connect(url) as connection:
         yield connection
+
+
+@pytest.mark.parametrize(
+    ("where", "verb"),
+    [
+        ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among others
+        ("tenure.stores.postgres.workers.lost", "rescue"),
+    ],
+)
+def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
+    where: str, verb: str, store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by SIGSTOP, or on a host that is suspended: its session goes on, and would keep the locks."""
+    stands, lease = made(store), running(store)
+    store.declare_dead([lease.worker_id])
+    known = resolve_name(where)
+    stopped, goes_on, here = threading.Event(), threading.Event(), threading.get_ident()
+
+    def stops(*given: Any) -> Any:
+        if threading.get_ident() != here:
+            stopped.set()
+            assert goes_on.wait(60.0)
+        return known(*given)
+
+    monkeypatch.setattr(where, stops)
+    calls: dict[str, Callable[[PostgresStore], Any]] = {
+        "change": lambda mine: mine.change([Change(schedule=stands.but(jitter=1.0))]) == [True],
+        "rescue": lambda mine: [each.id for each in mine.rescue()] == [lease.job_id],
+    }
+    other = PostgresStore(url)
+    other.open()
+
+    def others_go_on() -> bool:
+        with suppress(StoreBusy):
+            return bool(calls[verb](other))
+        return False
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(calls[verb], store)
+        try:
+            assert stopped.wait(60.0)
+            until(others_go_on, "the other process to do it", 20.0)
+        finally:
+            goes_on.set()
+        with pytest.raises(StoreError):
+            late.result(60.0)
+    other.close()
 
 
 def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(

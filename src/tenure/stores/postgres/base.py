@@ -15,6 +15,9 @@ from tenure.stores.rules import json_of
 
 T = TypeVar("T")
 
+#: A process that stops between two statements, by SIGSTOP or with its host, keeps what it has locked for so long.
+STOPPED: LiteralString = "SET LOCAL idle_in_transaction_session_timeout = '1s'"
+
 #: Queues and kinds of jobs that are queued: a look into the index for each of them, however many are served.
 WITH_JOBS = """
     WITH RECURSIVE lanes AS (
@@ -54,11 +57,17 @@ class PostgresBase:
     def _drive_on(self, connection: Connection, steps: Steps[T]) -> T:
         return self._drive(steps, partial(run, connection))
 
-    def _locking(self, call: Callable[[Connection], T]) -> T:
-        """Several statements in one transaction."""
+    def _locking(self, call: Callable[[Connection], T], *, needed_soon: bool = False) -> T:
+        """Several statements in one transaction.
+
+        `needed_soon`: others have to lock the same rows within a second or two. Not for large statements on slow lines:
+        the server takes one that is on its way for none.
+        """
 
         def step(connection: Connection) -> T:
             with connection.transaction():
+                if needed_soon:
+                    connection.execute(STOPPED)
                 return call(connection)
 
         return self._server.run(step)

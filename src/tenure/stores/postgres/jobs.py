@@ -439,7 +439,7 @@ class PostgresJobs(PostgresBase):
     def _claim(self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]) -> list[Claimed]:
         claimed: list[Claimed] = []
         for number in range(CLAIM_TRIES):
-            sql = self._sql(CLAIM_TOLD if number else CLAIM)
+            sql: LiteralString = self._sql(CLAIM_TOLD if number else CLAIM)
             facts = {
                 "queues": list(wants),
                 "wants": [want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()],

@@ -133,7 +133,7 @@ class PostgresWorkers(PostgresBase):
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         sql = self._sql(TO_RESCUE)
-        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)))
+        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)), needed_soon=True)
 
     def redelivered(
         self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
@@ -152,7 +152,7 @@ class PostgresWorkers(PostgresBase):
                 connection.execute(self._sql(DECLARE_EXPIRED), given)
             return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
 
-        return self._locking(step)
+        return self._locking(step, needed_soon=True)
 
     def _rescue(
         self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], forced: Cause | None = None
