@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -63,6 +63,7 @@ def other(url: str) -> Iterator[psycopg.Connection]:
     [
         ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among others
         ("tenure.stores.postgres.workers.lost", "rescue"),
+        ("tenure.stores.postgres.admission.Ask", "admit"),
     ],
 )
 def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
@@ -71,6 +72,7 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
     """As by SIGSTOP, or on a host that is suspended: its session goes on, and would keep the locks."""
     stands, lease = made(store), running(store)
     store.declare_dead([lease.worker_id])
+    put(store, links=after(lease.job_id))
     known = resolve_name(where)
     stopped, goes_on, here = threading.Event(), threading.Event(), threading.get_ident()
 
@@ -84,6 +86,7 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
     calls: dict[str, Callable[[PostgresStore], Any]] = {
         "change": lambda mine: mine.change([Change(schedule=stands.but(jitter=1.0))]) == [True],
         "rescue": lambda mine: [each.id for each in mine.rescue()] == [lease.job_id],
+        "admit": lambda mine: not mine.admit().more and mine.waits().asks == 0,
     }
     other = PostgresStore(url)
     other.open()
@@ -93,7 +96,7 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
             return bool(calls[verb](other))
         return False
 
-    with ThreadPoolExecutor(1) as pool:
+    with closing(other), ThreadPoolExecutor(1) as pool:
         late = pool.submit(calls[verb], store)
         try:
             assert stopped.wait(60.0)
@@ -102,7 +105,6 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
             goes_on.set()
         with pytest.raises(StoreError):
             late.result(60.0)
-    other.close()
 
 
 def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(
