@@ -217,9 +217,9 @@ class Site:
         lines = (line for each in self._supervisors for line in each.log().splitlines() if word in line)
         return "\n".join(lines)[:3000]
 
-    def go(self) -> None:
-        """Tell the handlers that wait."""
-        (self.folder / "go").touch()
+    def go(self, word: str = "go") -> None:
+        """Tell the handlers that wait for this word."""
+        (self.folder / word).touch()
 
     def hold(self) -> None:
         """Later arrivals wait again."""

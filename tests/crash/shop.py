@@ -55,13 +55,13 @@ def note(job: Job[Any], event: str) -> None:
     os.write(_ledger(), f"{now} {job.id} {job.attempt} {os.getpid()} {event}\n".encode())
 
 
-def gone_ahead() -> bool:
-    """The test has said go."""
-    return Path(os.environ["TENURE_TEST_LEDGER"]).with_name("go").exists()
+def gone_ahead(word: str = "go") -> bool:
+    """The test has said this word: Site.go."""
+    return Path(os.environ["TENURE_TEST_LEDGER"]).with_name(word).exists()
 
 
-async def until_told() -> None:
-    while not gone_ahead():
+async def until_told(word: str = "go") -> None:
+    while not gone_ahead(word):
         await asyncio.sleep(0.01)
 
 
@@ -69,9 +69,11 @@ async def until_told() -> None:
 
 
 @jobs.task(max_crashes=20)
-async def effect(job: Job, seconds: float) -> int:
-    """A short job with an effect."""
+async def effect(job: Job, seconds: float, word: str = "") -> int:
+    """A short job with an effect; where a word is given, its seconds begin when the test has said it."""
     note(job, "begin")
+    if word:
+        await until_told(word)
     await asyncio.sleep(seconds)
     note(job, "end")
     return job.attempt

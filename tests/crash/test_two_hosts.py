@@ -78,12 +78,13 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
     waits: list[float] = []
     late: list[float] = []
 
-    for _ in range(ROUNDS):
+    for silent in (f"silent {number}" for number in range(ROUNDS)):
         marking = [running_on("far", site, shop.mark.enqueue) for _ in range(2)]
-        brief = running_on("far", site, lambda: shop.effect.enqueue(max(2.0, LEASE / 3)))
+        brief = running_on("far", site, partial(shop.effect.enqueue, LEASE / 3, silent))
         workers, ids = far.workers(), living(site, "far")
         at = boot()
         with silence(far, line) as may_run_on:
+            site.go(silent)
             begins = [site.seen(job, "begin", attempt=2, seconds=10 * LEASE).at for job in (*marking, brief)]
             stored = [site.job(job) for job in marking]
             back = boot()
