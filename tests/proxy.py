@@ -159,8 +159,8 @@ class Proxy:
             answers, server = await asyncio.open_connection(*self._target)
             link.writers.append(server)
             await asyncio.gather(
-                self._forward(0, reader, server, lambda chunk: link.request(chunk, self._fault)),
-                self._forward(1, answers, client, lambda chunk: self._reply(link, chunk)),
+                self._forward(link, 0, reader, server, lambda chunk: link.request(chunk, self._fault)),
+                self._forward(link, 1, answers, client, lambda chunk: self._reply(link, chunk)),
             )
         except OSError:
             link.reset()
@@ -171,6 +171,7 @@ class Proxy:
 
     async def _forward(
         self,
+        link: _Link,
         direction: int,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -187,6 +188,8 @@ class Proxy:
                     await asyncio.sleep(len(now) / rate)
                 elif self._usual_rate:
                     await self._turn(direction, len(now))
+                if direction == 1 and link.half_closed:  # while this part waited for its turn
+                    break
                 writer.write(now)
                 await writer.drain()
         await self._flowing.wait()

@@ -747,3 +747,77 @@ def test_jobs_of_one_call_are_all_stored_or_none(store: Store) -> None:
 
     assert store.keys() == []
     assert not store.admit().more
+
+
+def test_two_templates_that_give_one_key_share_its_places(store: Store) -> None:
+    """A release has renamed the argument, or two apps share the store: the key is what counts."""
+    worker = start(store)
+    renamed = Key(SHOP.key, "shop:{customer}")
+    declare(store, SHOP.limit, 2)
+    declare(store, renamed.limit, 2)
+    for _ in range(2):  # at once, and while some run
+        jobs = [limited(store, each)[0] for each in (SHOP, renamed, SHOP, renamed)]
+
+        assert len(settle_waits(store)) == 2
+        for left in (2, 0):
+            leases = began(store, worker)
+            assert len(leases) == 2
+            for lease in leases:
+                finish(store, lease, Completed())
+            assert len(settle_waits(store)) == left
+        assert {state(store, each) for each in jobs} == {State.COMPLETED}
+
+
+def test_two_templates_that_give_one_key_count_each_others_places(store: Store) -> None:
+    start(store)
+    renamed = Key(SHOP.key, "shop:{customer}")
+    declare(store, SHOP.limit, 10)
+    declare(store, renamed.limit, 2)
+    limited(store, renamed, number=3)
+    urgent = limited(store, SHOP, number=3, priority=1)
+
+    assert settle_waits(store) == urgent
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: int, store: Store) -> None:
+    """Nothing limits those that have its former name. All go in the end, and of the others no more than two at a time."""
+    worker = start(store)
+    renamed = Key(SHOP.key, "shop:{customer}")
+    declare(store, SHOP.limit, 1)
+    (running,) = limited(store, SHOP)
+    assert settle_waits(store) == [running]
+    later = [limited(store, renamed)[0] for _ in range(first)]
+    former = limited(store, SHOP, number=3)
+    later += [limited(store, renamed)[0] for _ in range(4 - first)]
+    declare(store, renamed.limit, 2)
+    declare(store, SHOP.limit, 1, retired_at=store.now())
+
+    for _ in range(8):
+        settle_waits(store)
+        assert [state(store, each) for each in later].count(State.QUEUED) <= 2
+        for lease in began(store, worker):
+            finish(store, lease, Completed())
+    assert {state(store, each) for each in (running, *former, *later)} == {State.COMPLETED}
+
+
+def test_a_rate_that_goes_on_under_another_name_goes_on(store: Store, world: World) -> None:
+    """The end of what had it under its former name is no reason to forget when its next token comes."""
+    worker = start(store)
+    renamed = Key(SHOP.key, "shop:{customer}")
+    declare(store, SHOP.limit, 1)
+    (running,) = limited(store, SHOP)
+    assert settle_waits(store) == [running]
+    (lease,) = began(store, worker)
+    declare(store, renamed.limit, rate=Rate(2, 60.0, 1))
+    declare(store, SHOP.limit, 1, retired_at=store.now())
+    jobs = limited(store, renamed, number=2)
+    assert settle_waits(store) == jobs[:1]
+    began(store, worker)
+    settle_waits(store)
+    finish(store, lease, Completed())
+    settle_waits(store)
+
+    world.advance(61.0)
+    start(store)
+    assert settle_waits(store) == jobs[1:]

@@ -126,6 +126,7 @@ PROMISES = {
     "no more of a key are admitted than it has places": _in("limits", "no_more_than_the_places_of_a_key_are_queued_or_processing", "lowering_takes_nothing_away_and_admits_nobody_until_there_is_room"),
     "a job needs a place of each of its keys": _in("limits", "a_job_that_another_key_refuses_is_parked_there_and_does_not_hold_up_others", "a_job_with_two_keys_needs_a_place_of_each"),
     "a job is parked under the key that refuses it": _in("limits", "a_job_that_another_key_refuses_is_parked_there_and_does_not_hold_up_others"),
+    "two templates that give one key count each other's places": _in("limits", "two_templates_that_give_one_key_count_each_others_places", "a_template_that_was_renamed_limits_those_that_have_its_new_name"),
     "an end frees the places of its job": _in("limits", "each_end_of_an_attempt_frees_the_place", "a_place_is_freed_whatever_else_happens"),
     "what frees a place asks for its key": _in("limits", "no_more_than_the_places_of_a_key_are_queued_or_processing", "each_end_of_an_attempt_frees_the_place", "a_place_is_freed_whatever_else_happens"),
     "a job that is parked asks for its key": _in("limits", "the_keys_of_a_template_are_counted_each_by_itself", "a_job_that_comes_to_a_key_with_room_is_given_its_place", "a_scheduled_job_needs_its_place_when_it_is_due", "a_replayed_job_waits_for_its_place", "each_end_of_an_attempt_frees_the_place"),

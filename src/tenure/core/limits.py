@@ -20,6 +20,15 @@ class Key(NamedTuple):
     limit: str
 
 
+def stem(template: str) -> str:
+    """What all keys of a limit begin with, and perhaps others do.
+
+    >>> stem("shop:{shop}")
+    'shop:'
+    """
+    return template.partition("{")[0]
+
+
 class Rate(NamedTuple):
     """At most `most` begins in any `period` (seconds), at most `burst` of them at once."""
 

@@ -6,7 +6,7 @@ decides; the store writes what it says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,15 +42,26 @@ class Candidate(NamedTuple):
 
 
 @dataclass(slots=True)
+class Count:
+    """The places of a key, with those that this call has given.
+
+    There is one, also where two templates give the same key: a release may rename an argument, two apps may share a
+    store. Each job then goes on as its own limit says, and counts for both.
+    """
+
+    held: int
+    unbegun: int
+
+
+@dataclass(slots=True)
 class State:
-    """What is known of a key, with the places that this call has given."""
+    """What is known of a key."""
 
     key: Key
     bounds: Bounds
     paused_until: float | None
     bucket: Bucket | None  #: if it has a rate: its tokens now
-    held: int
-    unbegun: int
+    count: Count
     slow_lane: Lane | None = None  #: it did not use its places, so it comes last
     slow_until: float = 0.0
 
@@ -58,11 +69,11 @@ class State:
         """How many more jobs may be admitted; None: any number."""
         if self.paused_until is not None:
             return 0
-        return room(self.bounds, self.bucket, held=self.held, unbegun=self.unbegun)
+        return room(self.bounds, self.bucket, held=self.count.held, unbegun=self.count.unbegun)
 
     def take(self) -> None:
-        self.held += 1
-        self.unbegun += 1
+        self.count.held += 1
+        self.count.unbegun += 1
 
     def due(self, now: float) -> float | None:
         """When it may have room again by itself, in Unix time; None: only when a place is freed."""
@@ -70,9 +81,9 @@ class State:
             return self.paused_until
         if self.bucket is None or self.bounds.rate is None:
             return None
-        if self.bounds.concurrency is not None and self.held >= self.bounds.concurrency:
+        if self.bounds.concurrency is not None and self.count.held >= self.bounds.concurrency:
             return None
-        return max(now, self.bucket.at) + next_token(self.bucket, self.bounds.rate, self.unbegun)
+        return max(now, self.bucket.at) + next_token(self.bucket, self.bounds.rate, self.count.unbegun)
 
     def full_at(self) -> float:
         """When its bucket will be full, in Unix time: nothing has to be known of it then."""
@@ -83,11 +94,16 @@ class State:
 
 @dataclass(slots=True)
 class Served:
-    """What becomes of the candidates: their ids, and the keys under which some are parked from now on."""
+    """What becomes of the candidates of a key: their ids, and the other keys under which some are parked now."""
 
     admitted: list[Candidate] = field(default_factory=list[Candidate])
     moved: list[tuple[str, Key]] = field(default_factory=list[tuple[str, Key]])
     expired: list[str] = field(default_factory=list[str])
+
+    @property
+    def any(self) -> bool:
+        """Some are no longer parked there. Else another look would find the same."""
+        return bool(self.admitted or self.moved or self.expired)
 
 
 def bounds_of(limit: LimitRow | None, key: LimitRow | None) -> Bounds:
@@ -113,14 +129,13 @@ def state_of(
     rows: tuple[LimitRow | None, LimitRow | None],
     bucket: Bucket | None,
     begins: Iterable[float],
-    held: int,
-    unbegun: int,
+    count: Count,
     now: float,
 ) -> State:
     """`rows`: of its limit, and of the key. `bucket`: as it was stored; `begins`: those since then."""
     bounds = bounds_of(*rows)
     tokens = None if bounds.rate is None else after_begins(bucket, bounds.rate, begins, now)
-    return State(key, bounds, paused(*rows, now)[0], tokens, held, unbegun)
+    return State(key, bounds, paused(*rows, now)[0], tokens, count)
 
 
 def paused_by_jobs(row: LimitRow | None, key: Key, until: Sequence[float]) -> LimitRow | None:
@@ -139,10 +154,10 @@ def fades(state: State, row: LimitRow | None) -> float | None:
     return None if row and row.fades is None else max(state.full_at(), state.slow_until, (row and row.fades) or 0.0)
 
 
-def serve(candidates: Iterable[Candidate], state: Callable[[Key], State]) -> Served:
-    """Give places to these jobs, in their order, while there is room under each of their keys.
+def serve(key: Key, candidates: Iterable[Candidate], state: Callable[[Key], State]) -> Served:
+    """Give places to these jobs, which are parked under this key, in their order, while there is room for each.
 
-    A job that one key refuses is parked under that key: only what happens there can help it.
+    A job that another key refuses is parked under that one: only what happens there can help it.
     """
     served = Served()
     for job in candidates:
@@ -152,12 +167,23 @@ def serve(candidates: Iterable[Candidate], state: Callable[[Key], State]) -> Ser
         states = [state(key) for key in job.limits]
         refused = next((each.key for each in states if each.room() == 0), None)
         if refused is not None:
-            served.moved.append((job.id, refused))
+            if refused.key != key.key:
+                served.moved.append((job.id, refused))
             continue
         for each in states:
             each.take()
         served.admitted.append(job)
     return served
+
+
+def dues(states: Iterable[State], keys: Container[str], now: float) -> dict[str, float]:
+    """When these keys, under which jobs are parked, may have room again by themselves."""
+    found: dict[str, float] = {}
+    for state in states:
+        due = state.due(now) if state.key.key in keys and state.room() == 0 else None
+        if due is not None:
+            found[state.key.key] = min(due, found.get(state.key.key, due))
+    return found
 
 
 def key_view(state: State, *, waiting: int, why: str, now: float) -> KeyView:
@@ -166,8 +192,8 @@ def key_view(state: State, *, waiting: int, why: str, now: float) -> KeyView:
         key=state.key.key,
         limit=state.key.limit,
         bounds=state.bounds,
-        held=state.held,
-        unbegun=state.unbegun,
+        held=state.count.held,
+        unbegun=state.count.unbegun,
         waiting=waiting,
         tokens=None if state.bucket is None else state.bucket.tokens,
         next_token=None if state.bucket is None or due is None else max(0.0, due - now),

@@ -25,7 +25,7 @@ from uuid import UUID
 import msgspec
 
 from tenure.core.durations import seconds, spell
-from tenure.core.limits import Bounds, Key, Rate
+from tenure.core.limits import Bounds, Key, Rate, stem
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.ports import MOST_KEYS, LimitRow
@@ -210,7 +210,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 def _meet(one: str, other: str) -> bool:
     """Is there a key that both templates give?"""
-    mine, theirs = one.partition("{")[0], other.partition("{")[0]
+    mine, theirs = stem(one), stem(other)
     if not (mine.startswith(theirs) or theirs.startswith(mine)):
         return False
     left, right = _FIELD.sub("?*", one), _FIELD.sub("?*", other)  # an argument: one character of any kind, and more

@@ -8,11 +8,11 @@ from itertools import islice
 
 from tenure.core.lifecycle import EXPIRED
 from tenure.core.lifecycle import State as JobState
-from tenure.core.limits import Key
+from tenure.core.limits import Key, stem
 from tenure.ports import JobView, KeyView, LimitRow, Withdrawn
 from tenure.stores.memory.base import HOLDS, MemoryBase, atomic
 from tenure.stores.memory.rows import Row
-from tenure.stores.places import Candidate, Lane, State, key_view, paused, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Count, Lane, State, dues, key_view, paused, paused_by_jobs, serve, state_of
 from tenure.stores.rules import check_limit_rows
 
 
@@ -35,7 +35,7 @@ class MemoryLimits(MemoryBase):
         if row.key:
             self._known.tell(Key(row.name, row.limit), "look")
         for key in {key for each in self._rows() for key in each.view.limits if key.key == each.view.parked}:
-            if not row.key and key.limit == row.name:
+            if not row.key and key.key.startswith(stem(row.name)):
                 self._known.tell(key, "look")
         return True
 
@@ -143,7 +143,8 @@ class MemoryLimits(MemoryBase):
         told = self._known.told.get(key, [])
         begins = [each.at for each in told if each.what == "begun"]
         bucket = self._known.buckets.get(key)
-        state = state_of(key, self._settings(key), bucket, begins, unbegun + begun, unbegun, self._clock.unix())
+        count = Count(unbegun + begun, unbegun)
+        state = state_of(key, self._settings(key), bucket, begins, count, self._clock.unix())
         state.slow_lane, state.slow_until = self._known.slow.get(key.key, (None, 0.0))
         return state
 
@@ -165,11 +166,12 @@ class MemoryLimits(MemoryBase):
 
     def _serve(self, key: Key, most: int) -> list[tuple[str, JobState]]:
         """Give the places of a key, at most so many; what became of which jobs."""
-        states: dict[Key, State] = {}
+        states, counts = dict[Key, State](), dict[str, Count]()
 
         def state(key: Key) -> State:
             if key not in states:
                 states[key] = self._opened(key)
+                states[key].count = counts.setdefault(key.key, states[key].count)
             return states[key]
 
         self._known.told[key] = [each for each in self._known.told.get(key, []) if each.what != "look"]
@@ -182,14 +184,13 @@ class MemoryLimits(MemoryBase):
         if mine.slow_until > self._clock.unix():
             waiting.sort(key=lambda each: each.lane == mine.slow_lane)
         found = list(islice(waiting, most if room is None else min(room, most)))
-        done = serve(found, state)
+        done = serve(key, found, state)
         for job_id, other in done.moved:
             self._keep(self._jobs[job_id], parked=other.key)
             self._known.tell(other, "look")
-        if len(found) < len(waiting) and (found or mine.room() != 0):
+        if len(found) < len(waiting) and done.any:
             self._known.tell(key, "look")  # there are more than this step takes, or some were parked elsewhere
-        due = mine.due(self._clock.unix())
-        if waiting and mine.room() == 0 and due is not None:
+        for due in dues(states.values(), {key.key} if waiting else (), self._clock.unix()).values():
             self._known.dues[key] = due, self._clock.unix()
         return [(each.id, self._admitted(each.id)) for each in done.admitted] + [
             (job_id, self._expired(job_id)) for job_id in done.expired

@@ -8,7 +8,7 @@ from typing import Any
 from tenure.core.limits import Key
 from tenure.ports import SUSPECT_SECONDS, UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import Lane, key_view, paused, state_of
+from tenure.stores.places import Count, Lane, key_view, paused, state_of
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.reads import JOB, job_of
 from tenure.stores.postgres.server import READ_SECONDS, Connection, Server
@@ -228,7 +228,7 @@ class PostgresLimits(PostgresBase):
         views: dict[str, KeyView] = {}
         for key, held, _, begins, _, waiting, unbegun, now in self._read(NOW, facts):
             each = known[key]
-            state = state_of(each.key, each.rows, each.bucket, begins, held, unbegun, now)
+            state = state_of(each.key, each.rows, each.bucket, begins, Count(held, unbegun), now)
             views[key] = key_view(state, waiting=waiting, why=paused(*each.rows, now)[1], now=now)
         return [views[key.key] for key in keys if key.key in views]
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tenure.core.lifecycle import EXPIRED
-from tenure.core.limits import Bucket, Key
+from tenure.core.limits import Bucket, Key, stem
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of
-from tenure.stores.places import Candidate, Lane, State, bounds_of, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Count, Lane, State, bounds_of, dues, paused_by_jobs, serve, state_of
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import json_of
 
@@ -83,6 +83,10 @@ OPEN = f"""
         DELETE FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what <> 'all' AND (%(looked)s OR what <> 'look')
         RETURNING key, what, at)
 {COUNTED.format(more=f", {_LANES}")}"""
+
+#: Of a key that was counted only as far as another template needs it, which gives the same key.
+RECOUNT = """
+    SELECT key, count(*), count(*) FILTER (WHERE NOT begun) FROM @.places WHERE key = ANY (%s::text[]) GROUP BY key"""
 
 #: The first of each key, in the order of the keys; those whose lane was slow come last.
 CANDIDATES = """
@@ -158,7 +162,6 @@ class Known(NamedTuple):
     due: float | None
     slow: tuple[Lane | None, float]
     stored: bool
-    queues: Sequence[str] = ()
 
     @property
     def most(self) -> int | None:
@@ -176,12 +179,27 @@ def known_of(row: Sequence[Any]) -> Known:
 
 
 @dataclass(slots=True)
+class Found:
+    """What is read of a key, whichever template gave it: its places, what its jobs told, where jobs are parked."""
+
+    count: Count
+    begins: Sequence[float]
+    queues: Sequence[str]
+    paused: LimitRow | None = None  #: its row, if a job has paused it
+
+
+@dataclass(slots=True)
 class Given:
     """What one transaction has done."""
 
     jobs: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
     cancelled: int = 0
     left: list[int] = field(default_factory=list[int])  #: the asks that it left because of a lock
+
+
+def limit_of(key: str, limits: str) -> str:
+    """Of the limits of a job, the one that gives this key."""
+    return next(each.limit for each in keys_of(limits) if each.key == key)
 
 
 class Serving:
@@ -192,8 +210,9 @@ class Serving:
         self._sql = sql
         self._done = Given()
         self._again: list[Ask] = []
-        self._known: dict[str, Known] = {}
-        self._states: dict[str, State] = {}
+        self._found: dict[str, Found] = {}
+        self._known: dict[Key, Known] = {}
+        self._states: dict[Key, State] = {}
         self._dues: dict[str, float | None] = {}
         self._now = 0.0
 
@@ -209,7 +228,7 @@ class Serving:
         mine = {key: Key(key, limit) for key, limit, what, *_ in rows if what != "all"}
         if mine:
             self._open(mine.values(), looked=True)
-            self._serve(list(mine), served, most)
+            self._serve(list(mine.values()), served, most)
             self._remember()
         if self._again:
             self._ask(self._again)
@@ -227,7 +246,7 @@ class Serving:
     def _expand(self, start: str, limit: str, seq: int) -> None:
         """A limit has changed: each of its keys is asked."""
         found = self._rows(PARKED_KEYS, (start, KEYS_AT_ONCE))
-        self._again += [Ask(key, limit) for key, keys in found if Key(key, limit) in keys_of(keys)]
+        self._again += [Ask(key, limit_of(key, keys)) for key, keys in found if key.startswith(stem(limit))]
         if len(found) == KEYS_AT_ONCE:
             self._again.append(Ask(found[-1][0], limit, "all"))
         self._write(DONE_WITH, [seq])
@@ -236,18 +255,32 @@ class Serving:
 
     def _open(self, keys: Iterable[Key], *, looked: bool) -> None:
         """Read the states of these keys, with what was told of them."""
-        rows = self._rows(SETTINGS, list(map(list, zip(*keys, strict=True))))
-        found = {row[0]: known_of(row) for row in rows}
-        facts = {"keys": list(found), "most": [each.most for each in found.values()], "looked": looked}
-        for key, held, unbegun, begins, pauses, queues in self._rows(OPEN, facts):
-            known = found[key]._replace(queues=queues)
+        known = [known_of(row) for row in self._rows(SETTINGS, list(map(list, zip(*keys, strict=True))))]
+        late = [each.key.key for each in known if each.key.key in self._found]
+        for key, held, unbegun in self._rows(RECOUNT, [late]) if late else ():
+            count = self._found[key].count
+            count.held, count.unbegun = held, unbegun
+        self._find([each for each in known if each.key.key not in self._found], looked=looked)
+        for each in known:
+            found, rows = self._found[each.key.key], each.rows
+            rows = rows if found.paused is None else (rows[0], found.paused)
+            state = state_of(each.key, rows, each.bucket, found.begins, found.count, self._now)
+            state.slow_lane, state.slow_until = each.slow
+            self._known[each.key], self._states[each.key] = each, state
+
+    def _find(self, known: Sequence[Known], *, looked: bool) -> None:
+        names: dict[str, Known] = {}
+        most: dict[str, int | None] = {}
+        for each in known:
+            most[each.key.key] = None if each.key.key in names else each.most
+            names[each.key.key] = each
+        facts = {"keys": list(most), "most": list(most.values()), "looked": looked}
+        for key, held, unbegun, begins, pauses, queues in self._rows(OPEN, facts) if names else ():
+            self._found[key] = Found(Count(held, unbegun), begins, queues)
             if pauses:
-                known = known._replace(rows=(known.rows[0], self._paused(known, pauses)))
-            state = state_of(known.key, known.rows, known.bucket, begins, held, unbegun, self._now)
-            state.slow_lane, state.slow_until = known.slow
-            self._known[key], self._states[key] = known, state
+                self._found[key].paused = self._paused(names[key], pauses)
             if not looked:
-                self._dues[key] = known.due
+                self._dues[key] = names[key].due
 
     def _paused(self, known: Known, until: Sequence[float]) -> LimitRow | None:
         row = paused_by_jobs(known.rows[1], known.key, until)
@@ -259,8 +292,10 @@ class Serving:
 
     def _remember(self) -> None:
         rows: list[tuple[Any, ...]] = []
-        for key, state in self._states.items():
-            known, due = self._known[key], self._dues.get(key)
+        keys = {key.key: key for key in self._states}
+        keys |= {key.key: key for key, state in self._states.items() if state.bucket is not None}
+        for key in keys.values():
+            known, state, due = self._known[key], self._states[key], self._dues.get(key.key)
             full_at = state.full_at()
             tokens, at = state.bucket if state.bucket is not None and full_at > self._now else (None, None)
             if known.stored or tokens is not None or due is not None:
@@ -271,49 +306,45 @@ class Serving:
 
     # ── jobs ──
 
-    def _serve(self, mine: list[str], served: set[str], most: int) -> None:
-        lanes = {key: served.intersection(self._known[key].queues) for key in mine}
+    def _serve(self, mine: list[Key], served: set[str], most: int) -> None:
+        lanes = {key: served.intersection(self._found[key.key].queues) for key in mine}
         self._pass_over(mine, served)
         rooms = {key: self._states[key].room() for key in mine if lanes[key]}
         wants = {key: most if room is None else min(room, most) for key, room in rooms.items() if room != 0}
         found = self._candidates(wants, sorted(set[str]().union(*lanes.values())), most)
-        others = {key.key: key for jobs in found.values() for job in jobs for key in job.limits}
-        others = {key: others[key] for key in others.keys() - self._states.keys()}
+        others = {key for jobs in found.values() for job in jobs for key in job.limits} - self._states.keys()
         if others:
-            self._open(others.values(), looked=False)
+            self._open(others, looked=False)
         cut = sum(map(len, found.values())) == most
         last = next(reversed(found), None)
-        admitted, expired, moved = list[Candidate](), list[str](), list[tuple[str, str]]()
-        held: list[str] = []
+        admitted, expired, moved = list[Candidate](), list[str](), list[tuple[str, Key]]()
+        held: dict[str, Key] = {}
         reached = True  # the keys after the one at which the candidates were cut off have not been looked at
         for key, want in wants.items():
-            jobs = found.get(key, [])
-            done = serve(jobs, lambda each: self._states[each.key])
+            jobs = found.get(key.key, [])
+            done = serve(key, jobs, self._states.__getitem__)
             admitted += done.admitted
             expired += done.expired
-            moved += [(job_id, to.key) for job_id, to in done.moved if to.key != key]
-            reached = reached and not (cut and key == last)
-            if (len(jobs) == want or not reached) and self._states[key].room() != 0:
-                self._again.append(Ask(*self._known[key].key))
+            moved += done.moved
+            reached = reached and not (cut and key.key == last)
+            if ((done.any and len(jobs) == want) or not reached) and self._states[key].room() != 0:
+                self._again.append(Ask(*key))
             elif len(jobs) < want and reached:
-                held.append(key)
+                held[key.key] = key
         self._put(admitted, expired, moved)
         if held:
-            rows = self._rows(STILL, (held, sorted(served)))
-            full = {key for (key,) in rows if self._states[key].room() == 0}
-            waits = [Ask(*self._known[key].key) for (key,) in rows if key not in full]
+            still = [held[name] for (name,) in self._rows(STILL, (list(held), sorted(served)))]
+            waits = [Ask(*key) for key in still if self._states[key].room() != 0]
             self._done.left += self._ask(waits) if waits else []
-        for key in {*rooms, *(to for _, to in moved)}:
-            if self._states[key].room() == 0:
-                self._dues[key] = self._states[key].due(self._now)
+        parked = {key.key for key in rooms} | {to.key for _, to in moved}
+        self._dues |= dues(self._states.values(), parked, self._now)
 
-    def _pass_over(self, mine: list[str], served: set[str]) -> None:
-        lanes = [(queue, self._known[key]) for key in mine for queue in self._known[key].queues]
-        idle = [(queue, *known.key) for queue, known in lanes if queue not in served]
+    def _pass_over(self, mine: list[Key], served: set[str]) -> None:
+        idle = [(queue, *key) for key in mine for queue in self._found[key.key].queues if queue not in served]
         if idle:
             self._write(PASSED_OVER, *map(list, zip(*sorted(idle), strict=True)))
 
-    def _candidates(self, wants: dict[str, int], queues: list[str], most: int) -> dict[str, list[Candidate]]:
+    def _candidates(self, wants: dict[Key, int], queues: list[str], most: int) -> dict[str, list[Candidate]]:
         if not wants:
             return {}
         states = [self._states[key] for key in wants]
@@ -321,12 +352,13 @@ class Serving:
         queues_of_slow, solo_of_slow = [each and each.queue for each in slow], [each and each.solo for each in slow]
         found: defaultdict[str, list[Candidate]] = defaultdict(list)
         for key, job_id, rank, due, queue, keys, expired, solo in self._rows(
-            CANDIDATES, (list(wants), list(wants.values()), queues_of_slow, solo_of_slow, queues, most)
+            CANDIDATES,
+            ([key.key for key in wants], list(wants.values()), queues_of_slow, solo_of_slow, queues, most),
         ):
             found[key].append(Candidate((rank, due), job_id, queue, keys_of(keys), expired, solo))
         return found
 
-    def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
+    def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, Key]]) -> None:
         if admitted:
             places, ids = [(*key, job.id) for job in admitted for key in job.limits], [job.id for job in admitted]
             self._write(GIVE, *map(list, zip(*places, strict=True)), ids)
@@ -336,7 +368,7 @@ class Serving:
             self._write(EXPIRE, EXPIRED, expired)
             self._done.cancelled += len(expired)
         if moved:
-            self._write(MOVE, *map(list, zip(*moved, strict=True)))
+            self._write(MOVE, [job_id for job_id, _ in moved], [to.key for _, to in moved])
 
 
 def lock(connection: Connection, sql: Sql) -> None:

@@ -10,7 +10,7 @@ from tenure.core.lifecycle import EXPIRED
 from tenure.core.limits import Bucket, Key
 from tenure.ports import PROTOCOL, Admitted, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import Lane, key_view, paused, state_of
+from tenure.stores.places import Count, Lane, key_view, paused, state_of
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, batches
 from tenure.stores.redis.facts import millis
@@ -139,5 +139,5 @@ def _key(
     rows = (of_limit and decode_limit(of_limit)) or None, (of_key and decode_limit(of_key)) or None
     bucket = None if tokens is None or at is None else Bucket(float(tokens), float(at))
     begins = [int(each) / 1000 for each in begun]
-    state = state_of(Key(name, limit), rows, bucket, begins, held, unbegun, now)
+    state = state_of(Key(name, limit), rows, bucket, begins, Count(held, unbegun), now)
     return key_view(state, waiting=min(waiting, most), why=paused(rows[0], rows[1], now)[1], now=now)

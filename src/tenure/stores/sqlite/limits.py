@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from tenure.core.limits import Key
+from tenure.core.limits import Key, stem
 from tenure.ports import JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
 from tenure.stores.places import Lane, key_view, paused
@@ -31,6 +31,11 @@ _UNBEGUN = """
 _UNBEGUN_OF = "SELECT count(*) FROM places CROSS JOIN jobs ON jobs.id = job_id WHERE key = ? AND state = 'queued'"
 _WAITS = "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? AND queue = ? AND solo = ?)"
 _SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_solo = ?, slow_until = ? WHERE key = ?"
+#: The keys that a limit of this name may give; or this key.
+LAST = "\U0010ffff"  #: sorts behind whatever begins with the text before it
+_ASK = """
+    INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM limit_keys
+    WHERE key >= :start AND key < :end AND (NOT :key OR key = :name)"""
 #: One that is asked is looked at first: it may be in use again.
 _FORGET = """
     DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
@@ -113,8 +118,9 @@ class SqliteLimits(SqliteBase):
         now = self._now()
 
         def step(connection: apsw.Connection) -> list[JobView]:
-            found = places.next_of(connection, key, places.queues_of(connection, key), limit, now)
-            rows = [first(connection, f"SELECT {JOB} FROM jobs WHERE id = ?", (job.id,)) for job in found]
+            found = places.next_of(connection, [(key, limit, places.queues_of(connection, [key])[key])], now)
+            jobs = found.get(key, [])[:limit]
+            rows = [first(connection, f"SELECT {JOB} FROM jobs WHERE id = ?", (job.id,)) for job in jobs]
             return [job_of(row) for row in rows if row is not None]
 
         return self._file.read(step)
@@ -130,21 +136,21 @@ def _change(connection: apsw.Connection, row: LimitRow) -> bool:
         places.write_row(connection, row.but(rev=row.rev + 1))
     if row.key:
         connection.execute("INSERT OR IGNORE INTO limit_keys (key, limit_name) VALUES (?, ?)", (row.name, row.limit))
-    connection.execute(
-        "INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM limit_keys "
-        f"WHERE {'key' if row.key else 'limit_name'} = ?",
-        (row.name,),
-    )
+    start = row.name if row.key else stem(row.name)
+    connection.execute(_ASK, {"name": row.name, "start": start, "end": start + LAST, "key": row.key})
     return True
 
 
 def _view(connection: apsw.Connection, key: Key, now: float, most: int) -> KeyView:
+    (known,) = places.known(connection, [key.key])
     begins = fetch(connection, "SELECT at FROM key_asks WHERE key = ? AND what = 'begun'", (key.key,))
-    found = places.state(connection, key, [at for (at,) in begins], now)
+    known.begins += [at for (at,) in begins]
+    of_limit = places.limits_of(connection, [key.limit]).get(key.limit)
+    found = known.state(key.limit, of_limit, now)
     sql = "SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? LIMIT ?)"
     (waiting,) = first(connection, sql, (key.key, most)) or (0,)
-    (found.unbegun,) = first(connection, _UNBEGUN_OF, (key.key,)) or (0,)
-    return key_view(found, waiting=waiting, why=paused(*places.settings(connection, key), now)[1], now=now)
+    (known.count.unbegun,) = first(connection, _UNBEGUN_OF, (key.key,)) or (0,)
+    return key_view(found, waiting=waiting, why=paused(of_limit, known.row, now)[1], now=now)
 
 
 def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int:
@@ -185,6 +191,6 @@ def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int)
 
 def _another_waits(connection: apsw.Connection, key: str, lane: Lane, served: set[str]) -> bool:
     """Is a job of another lane, which is served, parked under this key?"""
-    queues = served.intersection(places.queues_of(connection, key))
+    queues = served.intersection(places.queues_of(connection, [key])[key])
     lanes = {Lane(queue, solo) for queue in queues for solo in (False, True)} - {lane}
     return any(fetch(connection, _WAITS, (key, *each))[0][0] for each in lanes)

@@ -4,9 +4,11 @@
 # (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
+from typing import Any
 
 import apsw
 
@@ -15,9 +17,9 @@ from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of
-from tenure.stores.places import Candidate, Lane, State, fades, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Count, Lane, State, dues, fades, paused_by_jobs, serve, state_of
 from tenure.stores.rules import json_of
-from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.file import fetch
 
 #: Wherever another job would be queued: `state` is set beside it.
 PARKED = """
@@ -31,26 +33,37 @@ _SERVED = """
     SELECT DISTINCT q.value FROM workers AS w, json_each(w.queues) AS q
     WHERE w.died_at IS NULL AND w.boot_id = :boot_id AND w.expires_boot > :boot
       AND NOT EXISTS (SELECT 1 FROM queues WHERE name = q.value AND paused_at IS NOT NULL)"""
-#: The queues of which jobs are parked under a key: one look into the index for each.
+_NAMES = "(SELECT value FROM json_each(?))"
+_SETTINGS = f"SELECT name, body FROM limits WHERE key = ? AND name IN {_NAMES}"
+_STORED = f"""
+    SELECT key, limit_name, tokens, at, full_at, due, found_at, fades, slow_queue, slow_solo, slow_until
+    FROM limit_keys WHERE key IN {_NAMES}"""
+_HELD = f"SELECT key, count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key IN {_NAMES} GROUP BY key"
+#: The queues of which jobs are parked under a key: a look into the index for each.
 _QUEUES = """
-    WITH RECURSIVE names (queue) AS (
-        SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = :key
+    WITH RECURSIVE names (key, queue) AS (
+        SELECT asked.value, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = asked.value)
+        FROM json_each(?) AS asked
         UNION ALL
-        SELECT (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = :key AND queue > names.queue)
+        SELECT key, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = key AND queue > names.queue)
         FROM names WHERE names.queue IS NOT NULL)
-    SELECT queue FROM names WHERE queue IS NOT NULL"""
+    SELECT key, queue FROM names WHERE queue IS NOT NULL"""
+#: The first ones of each lane, in no order. What is asked: keys, each with its queues.
 _NEXT = """
-    SELECT -priority, due_at, id, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
-    WHERE parked = ? AND queue = ? AND solo = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
-_BUCKET = "SELECT tokens, at, slow_queue, slow_solo, slow_until FROM limit_keys WHERE key = ?"
-_HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
+    SELECT parked, -priority, due_at, jobs.id, queue, limits, attempt = 0 AND expires_at < ?, solo
+    FROM json_each(?) AS asked CROSS JOIN json_each(asked.value ->> 1) AS lane CROSS JOIN json_each('[0, 1]') AS half
+    CROSS JOIN jobs ON seq IN (
+        SELECT seq FROM jobs INDEXED BY jobs_parked
+        WHERE parked = asked.value ->> 0 AND queue = lane.value AND solo = half.value
+        ORDER BY priority DESC, due_at, id LIMIT ?)"""
+_TOLD = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what <> 'look' RETURNING key, what, at"
+_LOOKED = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what = 'look'"
 _KEEP = """
     INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,
         iif(EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ?1), NULL, ?8))
     ON CONFLICT DO UPDATE SET limit_name = excluded.limit_name, tokens = excluded.tokens, at = excluded.at,
-        full_at = excluded.full_at, due = coalesce(excluded.due, due), found_at = coalesce(excluded.found_at, found_at),
-        fades = excluded.fades"""
+        full_at = excluded.full_at, due = excluded.due, found_at = excluded.found_at, fades = excluded.fades"""
 _ASK_DUE = """
     INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
@@ -88,50 +101,69 @@ def park(connection: apsw.Connection, job_id: str) -> None:
     connection.execute(_ASK_FOR, (job_id,))
 
 
-def settings(connection: apsw.Connection, key: Key) -> tuple[LimitRow | None, LimitRow | None]:
-    """The rows of its limit and of the key."""
-    rows = dict(
-        fetch(
-            connection,
-            "SELECT key, body FROM limits WHERE (key, name) IN (VALUES (0, ?), (1, ?))",
-            (key.limit, key.key),
-        )
-    )
-    of_limit, of_key = rows.get(0), rows.get(1)
-    return None if of_limit is None else decode_limit(of_limit), None if of_key is None else decode_limit(of_key)
-
-
 def write_row(connection: apsw.Connection, row: LimitRow) -> None:
     facts = row.key, row.name, json_of(row), row.rated, row.fades
     connection.execute("INSERT OR REPLACE INTO limits (key, name, body, rated, fades) VALUES (?, ?, ?, ?, ?)", facts)
 
 
-def state(connection: apsw.Connection, key: Key, begins: Iterable[float], now: float) -> State:
-    bucket = first(connection, _BUCKET, (key.key,))
-    held, unbegun = first(connection, _HELD, (key.key,)) or (0, 0)
-    known = None if bucket is None or bucket[0] is None else Bucket(*bucket[:2])
-    found = state_of(key, settings(connection, key), known, begins, held, unbegun, now)
-    if bucket is not None:
-        queue, solo, found.slow_until = bucket[2:]
-        found.slow_lane = None if queue is None else Lane(queue, bool(solo))
+@dataclass(slots=True)
+class Known:
+    """What is read of a key: what is set for it, its row of `limit_keys`, its places; and what its jobs told since."""
+
+    key: str
+    row: LimitRow | None
+    stored: tuple[Any, ...] | None
+    count: Count
+    begins: list[float] = field(default_factory=list[float])
+
+    def state(self, limit: str, of_limit: LimitRow | None, now: float) -> State:
+        """What it allows to jobs that have it of this limit."""
+        _, tokens, at, *_, queue, solo, until = self.stored or ((None,) * 9 + (0.0,))
+        bucket = None if tokens is None else Bucket(tokens, at)
+        found = state_of(Key(self.key, limit), (of_limit, self.row), bucket, self.begins, self.count, now)
+        found.slow_lane, found.slow_until = None if queue is None else Lane(queue, bool(solo)), until
+        return found
+
+
+def known(connection: apsw.Connection, keys: Collection[str]) -> list[Known]:
+    names = json_of(list(keys))
+    rows = _settings(connection, keys, of_keys=True)
+    stored = {name: tuple(rest) for name, *rest in fetch(connection, _STORED, (names,))}
+    counts = {name: Count(held, unbegun) for name, held, unbegun in fetch(connection, _HELD, (names,))}
+    return [Known(key, rows.get(key), stored.get(key), counts.get(key) or Count(0, 0)) for key in keys]
+
+
+def limits_of(connection: apsw.Connection, names: Collection[str]) -> dict[str, LimitRow]:
+    return _settings(connection, names, of_keys=False)
+
+
+def _settings(connection: apsw.Connection, names: Collection[str], *, of_keys: bool) -> dict[str, LimitRow]:
+    found = fetch(connection, _SETTINGS, (of_keys, json_of(list(names))))
+    return {name: decode_limit(body) for name, body in found}
+
+
+def queues_of(connection: apsw.Connection, keys: Collection[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {key: [] for key in keys}
+    for key, queue in fetch(connection, _QUEUES, (json_of(list(keys)),)):
+        found[key].append(queue)
     return found
 
 
-def queues_of(connection: apsw.Connection, key: str) -> list[str]:
-    return [queue for (queue,) in fetch(connection, _QUEUES, {"key": key})]
-
-
 def next_of(
-    connection: apsw.Connection, key: str, queues: Iterable[str], most: int, now: int, slow: Lane | None = None
-) -> list[Candidate]:
-    """The jobs parked under this key in their order, those of these queues; those of a slow lane come last."""
-    found = [
-        Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired), solo)
-        for queue in queues
-        for solo in (False, True)
-        for priority, due, job_id, limits, expired in fetch(connection, _NEXT, (now, key, queue, solo, most))
-    ]
-    return sorted(found, key=lambda job: (job.lane == slow, job))[:most]
+    connection: apsw.Connection, asked: Iterable[tuple[str, int, Sequence[str]]], now: int
+) -> dict[str, list[Candidate]]:
+    """The jobs parked under keys, at least so many of each lane of these queues, in their order."""
+    alike: dict[int, list[tuple[str, Sequence[str]]]] = {}  # a LIMIT is one for all: a statement for each size
+    for key, most, queues in asked:
+        alike.setdefault(1 << (most - 1).bit_length(), []).append((key, queues))
+    found: dict[str, list[Candidate]] = {}
+    for most, some in alike.items():
+        for key, priority, due, job_id, queue, limits, expired, solo in fetch(
+            connection, _NEXT, (now, json_of(some), most)
+        ):
+            job = Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired), bool(solo))
+            found.setdefault(key, []).append(job)
+    return {key: sorted(jobs) for key, jobs in found.items()}
 
 
 def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
@@ -140,14 +172,18 @@ def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
 
 
 class Serving:
-    """One call of `admit`, in its transaction: the keys that somebody asked for, at most `limit` jobs of them."""
+    """One call of `admit`, in its transaction: the keys that somebody asked for, at most `limit` jobs of them.
+
+    Each statement is about all of them: calls of statements are most of what a look at a key costs.
+    """
 
     def __init__(self, connection: apsw.Connection, now: datetime, served: Collection[str]) -> None:
         self._connection, self._now, self._served = connection, now.timestamp(), served
         self._millis = round(self._now * 1000)
+        self._known: dict[str, Known] = {}
+        self._limits: dict[str, LimitRow | None] = {}
         self._states: dict[Key, State] = {}
-        self._rows: dict[Key, LimitRow | None] = {}  #: of these keys
-        self._dues: dict[Key, float] = {}
+        self._ready = set[str]()  #: the keys under which jobs are parked that could go on
         self._admitted: list[Candidate] = []  #: written at the end: what a key has room for is known of its state
         self.jobs: dict[str, list[str]] = {}
         self.cancelled = 0
@@ -159,62 +195,92 @@ class Serving:
             {"now": self._now},
         )
         asks = fetch(self._connection, "SELECT key, limit_name FROM key_asks ORDER BY seq LIMIT ?", (max(limit, 1),))
-        for key in dict.fromkeys(Key(*each) for each in asks):
-            if limit > 0:
-                limit -= max(self._serve(key, limit), 1)
+        keys = [Key(*each) for each in dict(asks).items()]
+        self._open(keys)
+        while keys and limit > 0:
+            wants = self._wants(keys, limit)
+            limit -= self._serve(wants)
+            keys = keys[len(wants) :]
         self._admit(self._admitted)
         self._remember()
 
-    def _serve(self, key: Key, most: int) -> int:
-        """How many jobs were looked at."""
-        self._connection.execute("DELETE FROM key_asks WHERE key = ? AND what = 'look'", (key.key,))
-        mine, room = self._state(key), self._state(key).room()
-        queues = queues_of(self._connection, key.key)
-        idle = [queue for queue in queues if queue not in self._served]
-        self._connection.executemany(
-            "INSERT OR IGNORE INTO idle_keys VALUES (?, ?, ?)", [(queue, *key) for queue in idle]
-        )
-        ready = [queue for queue in queues if queue in self._served]
-        want = most if room is None else min(room, most)
-        slow = mine.slow_lane if mine.slow_until > self._now else None
-        found = next_of(self._connection, key.key, ready, want, self._millis, slow) if want else []
-        done = serve(found, self._state)
-        self._admitted += done.admitted
-        for job_id, other in done.moved:
-            self._connection.execute("UPDATE jobs SET parked = ? WHERE id = ?", (other.key, job_id))
-        ask(self._connection, {other for _, other in done.moved})
-        for job_id in done.expired:
-            self.expire(job_id)
-        if found and len(found) == want and mine.room() != 0:
-            ask(self._connection, [key])  # there may be more than this step takes
-        due = mine.due(self._now) if ready and mine.room() == 0 else None
-        if due is not None:
-            self._dues[key] = ceil(due * 1000) / 1000
-        return len(found)
+    def _wants(self, keys: Iterable[Key], limit: int) -> dict[Key, int]:
+        """The next of these keys, and how many jobs are looked at of each: no more than `limit`, and a key is one."""
+        wants: dict[Key, int] = {}
+        for key in keys:
+            if limit <= 0:
+                break
+            room = self._states[key].room()
+            wants[key] = limit if room is None else min(room, limit)
+            limit -= max(wants[key], 1)
+        return wants
+
+    def _serve(self, wants: Mapping[Key, int]) -> int:
+        """How many jobs and keys were looked at."""
+        names = [key.key for key in wants]
+        self._connection.execute(_LOOKED, (json_of(names),))
+        queues = queues_of(self._connection, names)
+        idle = [(queue, *key) for key in wants for queue in queues[key.key] if queue not in self._served]
+        self._connection.executemany("INSERT OR IGNORE INTO idle_keys VALUES (?, ?, ?)", idle)
+        ready = {key: [queue for queue in queues[key.key] if queue in self._served] for key in wants}
+        self._ready |= {key.key for key, some in ready.items() if some}
+        asked = [(key.key, want, ready[key]) for key, want in wants.items() if want and ready[key]]
+        parked = next_of(self._connection, asked, self._millis) if asked else {}
+        self._open(each for jobs in parked.values() for job in jobs for each in job.limits)
+        looked, asks, moved = 0, set[Key](), list[tuple[str, str]]()
+        for key, want in wants.items():
+            mine = self._states[key]
+            slow = mine.slow_lane if mine.slow_until > self._now else None
+            found = sorted(parked.get(key.key, ()), key=lambda job: job.lane == slow)[:want]
+            done = serve(key, found, self._states.__getitem__)
+            self._admitted += done.admitted
+            for job_id in done.expired:
+                self.expire(job_id)
+            moved += [(other.key, job_id) for job_id, other in done.moved]
+            asks.update(other for _, other in done.moved)
+            if done.any and len(found) == want and mine.room() != 0:
+                asks.add(key)  # there may be more than this step takes
+            looked += max(len(found), 1)
+        self._connection.executemany("UPDATE jobs SET parked = ? WHERE id = ?", moved)
+        ask(self._connection, asks)
+        return looked
+
+    def _open(self, keys: Iterable[Key]) -> None:
+        """Read what there is of keys, with what their jobs told since: that is written down."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._states]
+        names = {key.key: key for key in new if key.key not in self._known}
+        if names:
+            self._known |= {each.key: each for each in known(self._connection, names)}
+            pauses: dict[str, list[float]] = {}
+            for name, what, at in fetch(self._connection, _TOLD, (json_of(list(names)),)):
+                (self._known[name].begins if what == "begun" else pauses.setdefault(name, [])).append(at)
+            for name, until in pauses.items():
+                row = paused_by_jobs(self._known[name].row, names[name], until)
+                if row is not None:
+                    write_row(self._connection, row)
+                    self._known[name].row = row
+        limits = {key.limit for key in new} - self._limits.keys()
+        if limits:
+            self._limits |= dict.fromkeys(limits) | limits_of(self._connection, limits)
+        for key in new:
+            self._states[key] = self._known[key.key].state(key.limit, self._limits[key.limit], self._now)
 
     def _remember(self) -> None:
-        """What was found of keys, with what has become of it in this step."""
-        for key, found in self._states.items():
-            due = self._dues.get(key)
-            unused = fades(found, self._rows[key]) if found.held == 0 else None
-            times = found.full_at(), due, None if due is None else self._now, unused
-            self._connection.execute(_KEEP, (*key, *(found.bucket or (None, None)), *times))
-
-    def _state(self, key: Key) -> State:
-        """What is known of a key, with what its jobs have told since: that is written down."""
-        if key not in self._states:
-            told = fetch(
-                self._connection,
-                "DELETE FROM key_asks WHERE key = ? AND what <> 'look' RETURNING what, at",
-                (key.key,),
-            )
-            of_key = settings(self._connection, key)[1]
-            row = paused_by_jobs(of_key, key, [at for what, at in told if what == "pause"])
-            if row is not None:
-                write_row(self._connection, row)
-            self._rows[key] = row or of_key
-            self._states[key] = state(self._connection, key, [at for what, at in told if what == "begun"], self._now)
-        return self._states[key]
+        """What was found of keys, with what has become of it in this step; most often it is what is stored."""
+        rows: list[tuple[Any, ...]] = []
+        soon = dues(self._states.values(), self._ready, self._now)
+        found = {key.key: state for key, state in self._states.items()}
+        found |= {key.key: state for key, state in self._states.items() if state.bucket is not None}
+        for name, state in found.items():
+            known = self._known[name]
+            due, found_at = (None, None) if known.stored is None else known.stored[4:6]
+            if name in soon:
+                due, found_at = ceil(soon[name] * 1000) / 1000, self._now
+            unused = fades(state, known.row) if state.count.held == 0 else None
+            row = state.key.limit, *(state.bucket or (None, None)), state.full_at(), due, found_at, unused
+            if known.stored is None or row != known.stored[:7]:
+                rows.append((name, *row))
+        self._connection.executemany(_KEEP, rows)
 
     def _admit(self, jobs: Sequence[Candidate]) -> None:
         self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])

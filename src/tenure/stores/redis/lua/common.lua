@@ -76,7 +76,7 @@ local function limited()
     redis.call('HSET', name, 'limit', limit)
     redis.call('ZADD', ns .. 'keys', 0, key)
     redis.call('ZADD', ns .. 'keys_of:' .. limit, 0, key)
-    if before then redis.call('ZREM', ns .. 'keys_of:' .. before, key) end
+    if before then redis.call('ZREM', ns .. 'keys_of:' .. before, key) end -- it was renamed
   end
 
   local function park(id, j, key, limit, due)

@@ -30,38 +30,43 @@ local function write_pause(key, limit, til)
   rows.key_limits[key] = nil
 end
 
--- The state of a key, with what it was told written down, and the places that this step has given.
-local states = {}
-local function opened(key, limit)
-  if states[key] then return states[key] end
+-- What is known of a key, with what it was told written down, and the places that this step has given.
+local known = {}
+local function known_of(key, limit)
+  if known[key] then return known[key] end
   local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
-  keys.know(key, limit)
   local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_lane', 'slow_until', 'due')
   if f[3] then
     write_pause(key, limit, tonumber(f[3]))
     redis.call('HDEL', name, 'pause')
   end
-  local of_limit, of_key = row('limits', limit), row('key_limits', key)
-  local state = {
-    limit = limit, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key),
-    held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
-    due = f[6], slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
-  }
-  states[key] = state
-  local rate = state.bounds.rate
-  if not rate then
-    if f[1] then redis.call('HDEL', name, 'tokens', 'at') end
-    redis.call('UNLINK', begun)
-    return state
-  end
   local told = redis.call('LRANGE', begun, 0, 999)
   if #told > 0 then redis.call('LTRIM', begun, #told, -1) end
-  if #told == 1000 then -- there are more: nothing is given before all of them are counted
-    state.paused = second
-    keys.look(key)
-  end
+  if #told == 1000 then keys.look(key) end
   for n, at in ipairs(told) do told[n] = at / 1000 end
-  state.bucket = after_begins(f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, rate, told)
+  known[key] = {
+    held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
+    bucket = f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, told = told, due = f[6],
+    slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4], states = {},
+  }
+  return known[key]
+end
+
+-- The state of a key for the jobs that have it of this limit: two may give the same key, as one that was renamed does.
+local function opened(key, limit)
+  local count = known_of(key, limit)
+  if count.states[limit] then return count.states[limit] end
+  local name, of_limit, of_key = ns .. 'key:' .. key, row('limits', limit), row('key_limits', key)
+  keys.know(key, limit)
+  local state = {
+    key = key, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key), count = count,
+  }
+  count.states[limit] = state
+  local rate = state.bounds.rate
+  if not rate then return state end
+  -- There are more: nothing is given before all of them are counted.
+  if #count.told == 1000 then state.paused = second end
+  state.bucket = after_begins(count.bucket, rate, count.told)
   if full_of(state) > second then
     redis.call('HSET', name, 'tokens', state.bucket.tokens, 'at', state.bucket.at)
   else
@@ -74,8 +79,8 @@ end
 local given = {ids = {}, placed = {}, queues = {}, lanes = {}, late = {}, ready = {}, places = {}, unbegun = {}}
 local function admit(id, j, queue, needed)
   for _, each in ipairs(needed) do
-    local state = states[each[1]]
-    state.held, state.unbegun = state.held + 1, state.unbegun + 1
+    local count = known[each[1]]
+    count.held, count.unbegun = count.held + 1, count.unbegun + 1
     keys.gather(given.places, ns .. 'places:' .. each[1], now, id)
     keys.gather(given.unbegun, ns .. 'unbegun:' .. each[1], id)
   end
@@ -113,17 +118,17 @@ local function write_admitted()
   end
 end
 
--- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired. Returns whether it is to
--- leave the lot.
-local function go_on(key, id, lane)
+-- A parked job goes on: it is queued, or parked under another key that refuses it, or has expired. Returns 'gone' if it is
+-- to leave the lot, 'left' if it has, and 'stays' if this key refuses it.
+local function go_on(key, limit, id, lane)
   local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
     'due_at', 'wait_until')
   local queue, solo = f[3], f[8] == '1'
-  if f[1] ~= 'waiting' or f[2] ~= key then return true end -- older code has ended it
+  if f[1] ~= 'waiting' or f[2] ~= key then return 'gone' end -- older code has ended it
   if keys.lane_of(queue, solo) ~= lane then -- it was parked in another lane than its own: it is lost in none
     keys.unpark(id, key, lane)
-    keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, key, states[key].limit, tonumber(f[9]))
-    return false
+    keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, key, limit, tonumber(f[9]))
+    return 'left'
   end
   if (tonumber(f[4]) or 0) == 0 and f[5] and tonumber(f[5]) < now then
     local j = read(id)
@@ -132,18 +137,19 @@ local function go_on(key, id, lane)
     redis.call('HSET', job(id), 'error', expired)
     enter(id, j, 'cancelled')
     stopped = stopped + 1
-    return false
+    return 'left'
   end
   local needed = keys.keys_in(f[6])
   for _, each in ipairs(needed) do
     if room_of(opened(each[1], each[2])) == 0 then
+      if each[1] == key then return 'stays' end
       keys.unpark(id, key, lane)
       keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))
-      return false
+      return 'left'
     end
   end
   admit(id, {limits = f[6], rank = tonumber(f[7]), solo = solo, til = f[10]}, queue, needed)
-  return true
+  return 'gone'
 end
 
 -- The jobs that have left a lot.
@@ -153,11 +159,11 @@ local function close(lot)
   lot.gone = {}
 end
 
--- The first one of a lot. Whichever goes on leaves it, so that the next ones are its first ones then.
+-- The first one of a lot, behind those that stay. Whichever goes on leaves it, so that the next ones come first then.
 local function head(lot)
   if lot.at > #lot.some then
     close(lot)
-    lot.some, lot.at = redis.call('ZRANGE', lot.key, 0, lot.most, 'WITHSCORES'), 1
+    lot.some, lot.at = redis.call('ZRANGE', lot.key, lot.stay, lot.stay + lot.most, 'WITHSCORES'), 1
   end
   return lot.some[lot.at], tonumber(lot.some[lot.at + 1])
 end
@@ -167,12 +173,13 @@ end
 local function serve(key)
   local limit = redis.call('HGET', ns .. 'key:' .. key, 'limit')
   if not limit then return end
-  local mine, lots, left = opened(key, limit), {}, 0
+  local mine, lots, left, went = opened(key, limit), {}, 0, false
+  local count = mine.count
   for _, lane in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
     local queue = queue_of(lane)
     if served(queue) then
-      local lot = {key = keys.lot(key, lane), lane = lane, some = {}, at = 1, looked = 0, gone = {},
-                   slow = mine.slow == lane and 1 or 0}
+      local lot = {key = keys.lot(key, lane), lane = lane, some = {}, at = 1, looked = 0, stay = 0,
+                   gone = {}, slow = count.slow == lane and 1 or 0}
       lot.number = redis.call('ZCARD', lot.key)
       lots[#lots + 1], left = lot, left + lot.number
     else
@@ -193,19 +200,25 @@ local function serve(key)
     end
     if not best then break end
     best.at, best.looked, budget, left = best.at + 2, best.looked + 1, budget - 1, left - 1
-    if go_on(key, first, best.lane) then best.gone[#best.gone + 1] = first end
+    local how = go_on(key, limit, first, best.lane)
+    if how == 'gone' then best.gone[#best.gone + 1] = first end
+    if how == 'stays' then best.stay = best.stay + 1 else went = true end
   end
   for _, lot in ipairs(lots) do
     close(lot)
     if lot.looked >= lot.number and redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.lane) end
   end
-  if mine.due then
+  if count.due then
     redis.call('ZREM', ns .. 'key_dues', key)
     redis.call('ZREM', ns .. 'key_found', key)
     redis.call('HDEL', ns .. 'key:' .. key, 'due')
   end
-  if left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes, or some were parked elsewhere
-  local due = waiting > 0 and due_of(mine)
+  if went and left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes
+  local due
+  for _, state in pairs(count.states) do
+    local at = waiting > 0 and room_of(state) == 0 and due_of(state)
+    if at then due = math.min(at, due or at) end
+  end
   if due then
     redis.call('ZADD', ns .. 'key_dues', math.ceil(due * 1000), key)
     redis.call('ZADD', ns .. 'key_found', now, key)
@@ -214,10 +227,11 @@ local function serve(key)
 end
 
 -- Nothing has to be known of a key that nobody uses, once its bucket is full and its pause has passed.
-local function forget_unused(key, state)
-  if state.held > 0 then return end
+local function forget_unused(key, count)
+  if count.held > 0 then return end
   local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
-  local fades = math.max(full_of(state), field(of_key, 'paused_until') or 0)
+  local fades = field(of_key, 'paused_until') or 0
+  for _, state in pairs(count.states) do fades = math.max(fades, full_of(state)) end
   if of_key and (field(of_key, 'declared') or field(of_key, 'set'))
     or redis.call('EXISTS', ns .. 'places:' .. key, ns .. 'parked_of:' .. key, ns .. 'begun:' .. key) > 0
     or redis.call('ZSCORE', asks, key) then
@@ -226,20 +240,20 @@ local function forget_unused(key, state)
   if fades > second then
     redis.call('ZADD', ns .. 'key_fades', math.ceil(fades * 1000), key)
   else
+    local limit = redis.call('HGET', name, 'limit')
+    if limit then redis.call('ZREM', ns .. 'keys_of:' .. limit, key) end
     redis.call('UNLINK', name)
     redis.call('HDEL', ns .. 'key_limits', key)
     redis.call('ZREM', ns .. 'limited_keys', key)
     redis.call('ZREM', ns .. 'keys', key)
-    redis.call('ZREM', ns .. 'keys_of:' .. state.limit, key)
     for _, each in ipairs({'key_dues', 'key_found', 'key_fades'}) do redis.call('ZREM', ns .. each, key) end
   end
 end
 
--- Of a limit that was changed, each key has something to do.
+-- Of a limit that was changed, each key that it may give has something to do.
 local function look_at_keys_of(limit)
-  local from = redis.call('HGET', ns .. 'limit_asked', limit)
-  local low = from and '(' .. from or '-'
-  local some = redis.call('ZRANGEBYLEX', ns .. 'keys_of:' .. limit, low, '+', 'LIMIT', 0, 200)
+  local from, stem = redis.call('HGET', ns .. 'limit_asked', limit), limit:match('^[^{]*')
+  local some = redis.call('ZRANGEBYLEX', ns .. 'keys', from and '(' .. from or '[' .. stem, '[' .. stem .. '\255', 'LIMIT', 0, 200)
   for _, key in ipairs(some) do keys.look(key) end
   if #some == 200 then return redis.call('HSET', ns .. 'limit_asked', limit, some[200]) end
   redis.call('HDEL', ns .. 'limit_asked', limit)
@@ -290,7 +304,7 @@ for _, key in ipairs(redis.call('ZRANGE', asks, 0, most - 1)) do
   serve(key)
 end
 write_admitted()
-for key, state in pairs(states) do forget_unused(key, state) end
+for key, count in pairs(known) do forget_unused(key, count) end
 local more = redis.call('EXISTS', asks, ns .. 'limit_asks')
 local first = redis.call('ZRANGE', ns .. 'key_dues', 0, 0, 'WITHSCORES')
 local found = {most - budget, more > 0 and 1 or 0, first[2] and math.max(tonumber(first[2]) - now, 0) or false, stopped}

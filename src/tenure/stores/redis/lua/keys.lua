@@ -48,16 +48,16 @@ end
 local function room_of(state)
   if state.paused then return 0 end
   local free = math.huge
-  if state.bounds.concurrency then free = state.bounds.concurrency - state.held end
-  if state.bucket then free = math.min(free, math.floor(state.bucket.tokens + 1e-9) - state.unbegun) end
+  if state.bounds.concurrency then free = state.bounds.concurrency - state.count.held end
+  if state.bucket then free = math.min(free, math.floor(state.bucket.tokens + 1e-9) - state.count.unbegun) end
   return math.max(free, 0)
 end
 
 -- When it may have room again by itself.
 local function due_of(state)
   if state.paused then return state.paused end
-  if not state.bucket or state.bounds.concurrency and state.held >= state.bounds.concurrency then return nil end
-  return math.max(second, state.bucket.at) + math.max(0, (state.unbegun + 1 - state.bucket.tokens) / refill(state.bounds.rate))
+  if not state.bucket or state.bounds.concurrency and state.count.held >= state.bounds.concurrency then return nil end
+  return math.max(second, state.bucket.at) + math.max(0, (state.count.unbegun + 1 - state.bucket.tokens) / refill(state.bounds.rate))
 end
 
 local function full_of(state)
