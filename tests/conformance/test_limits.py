@@ -781,7 +781,7 @@ def test_two_templates_that_give_one_key_count_each_others_places(store: Store) 
 
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: int, store: Store) -> None:
-    """Nothing limits those that have its former name. All go in the end, and of the others no more than two at a time."""
+    """Nothing limits those that have its former name. All go in the end, of the others no more than two at a time."""
     worker = start(store)
     renamed = Key(SHOP.key, "shop:{customer}")
     declare(store, SHOP.limit, 1)

@@ -64,6 +64,9 @@ def other(url: str) -> Iterator[psycopg.Connection]:
         ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among others
         ("tenure.stores.postgres.workers.lost", "rescue"),
         ("tenure.stores.postgres.admission.Ask", "admit"),
+        ("tenure.stores.postgres.steps.ending", "finish"),
+        ("tenure.stores.postgres.workers.settled", "settle"),
+        ("tenure.stores.postgres.operated._state", "cancel"),
     ],
 )
 def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
@@ -73,6 +76,7 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
     stands, lease = made(store), running(store)
     store.declare_dead([lease.worker_id])
     put(store, links=after(lease.job_id))
+    mine = running(store)
     known = resolve_name(where)
     stopped, goes_on, here = threading.Event(), threading.Event(), threading.get_ident()
 
@@ -84,9 +88,12 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
 
     monkeypatch.setattr(where, stops)
     calls: dict[str, Callable[[PostgresStore], Any]] = {
-        "change": lambda mine: mine.change([Change(schedule=stands.but(jitter=1.0))]) == [True],
-        "rescue": lambda mine: [each.id for each in mine.rescue()] == [lease.job_id],
-        "admit": lambda mine: not mine.admit().more and mine.waits().asks == 0,
+        "change": lambda each: each.change([Change(schedule=stands.but(jitter=1.0))]) == [True],
+        "rescue": lambda each: [one.id for one in each.rescue()] == [lease.job_id],
+        "admit": lambda each: not each.admit().more and each.waits().asks == 0,
+        "finish": lambda each: each.finish([(mine, Failed("boom", final=True))]) == [Landed(State.DEAD)],
+        "settle": lambda each: [one.id for one in each.settle(mine.worker_id, {}, Released())] == [mine.job_id],
+        "cancel": lambda each: each.cancel([mine.job_id], "enough")[mine.job_id] is State.PROCESSING,
     }
     other = PostgresStore(url)
     other.open()

@@ -399,6 +399,19 @@ def lease_facts(lease: Lease) -> dict[str, Any]:
     return {"id": lease.job_id, "attempt": lease.attempt, "worker": lease.worker_id}
 
 
+def size_of(outcome: Outcome) -> int:
+    """About how many bytes are sent to a store for it."""
+    match outcome:
+        case Completed(result):
+            return 200 + len(result)
+        case Crashed(reason, evidence=evidence):
+            return 400 + len(reason) + sum(map(len, evidence.values()))
+        case Suspended(reason, after):
+            return 400 + len(reason) + 100 * len(after)
+        case _:
+            return 400 + len(reason_of(outcome))
+
+
 def evidence_of(outcome: Outcome) -> dict[str, str]:
     return dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
 

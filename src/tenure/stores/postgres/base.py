@@ -16,7 +16,8 @@ from tenure.stores.rules import json_of
 T = TypeVar("T")
 
 #: A process that stops between two statements, by SIGSTOP or with its host, keeps what it has locked for so long.
-STOPPED: LiteralString = "SET LOCAL idle_in_transaction_session_timeout = '1s'"
+STOPPED: LiteralString = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+SLOWEST_LINE = 64 * 1024  #: bytes a second
 
 #: Queues and kinds of jobs that are queued: a look into the index for each of them, however many are served.
 WITH_JOBS = """
@@ -27,6 +28,15 @@ WITH_JOBS = """
             SELECT queue, solo FROM @.jobs WHERE state = 'queued' AND (queue, solo) > (lanes.queue, lanes.solo)
             ORDER BY queue, solo LIMIT 1) AS following)
     SELECT queue, solo FROM lanes LIMIT %s"""
+
+
+def cut_off_after(connection: Connection, sent: int) -> None:
+    """If this process stops in the middle of the transaction, the server ends it after a second, and rolls it back.
+
+    The server takes a statement that is on its way for none, so it waits as long as a slow line needs for these bytes,
+    up to the minute of every session.
+    """
+    connection.execute(STOPPED, (f"{min(1000 + 1000 * sent // SLOWEST_LINE, 60_000)}ms",))
 
 
 class PostgresBase:
@@ -57,17 +67,16 @@ class PostgresBase:
     def _drive_on(self, connection: Connection, steps: Steps[T]) -> T:
         return self._drive(steps, partial(run, connection))
 
-    def _locking(self, call: Callable[[Connection], T], *, needed_soon: bool = False) -> T:
+    def _locking(self, call: Callable[[Connection], T], *, sent: int | None = None) -> T:
         """Several statements in one transaction.
 
-        `needed_soon`: others have to lock the same rows within a second or two. Not for large statements on slow lines:
-        the server takes one that is on its way for none.
+        `sent`: about how many bytes they have, where others soon need what this one locks: see `cut_off_after`.
         """
 
         def step(connection: Connection) -> T:
             with connection.transaction():
-                if needed_soon:
-                    connection.execute(STOPPED)
+                if sent is not None:
+                    cut_off_after(connection, sent)
                 return call(connection)
 
         return self._server.run(step)

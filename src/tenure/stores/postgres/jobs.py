@@ -48,7 +48,7 @@ from tenure.stores.postgres.drafts import (
 )
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
-from tenure.stores.postgres.server import Connection, Server, Transaction
+from tenure.stores.postgres.server import Connection, Server, Steps, Transaction
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,
@@ -63,6 +63,7 @@ from tenure.stores.rules import (
     json_of,
     lease_facts,
     promoted,
+    size_of,
 )
 
 T = TypeVar("T")
@@ -359,13 +360,15 @@ class PostgresJobs(PostgresBase):
         wanted = list(ids)
         check_replay(wanted, edits, delays)
         return self._each(
-            wanted, lambda c, job_id: operated.replay(c, self._sql, job_id, edits.get(job_id), delays.get(job_id, 0.0))
+            wanted,
+            lambda c, job_id: operated.replay(c, self._sql, job_id, edits.get(job_id), delays.get(job_id, 0.0)),
+            sent=sum(len(edit.payload) + len(edit.meta) for edit in edits.values()),
         )
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, lambda connection, job_id: operated.delete(connection, self._sql, job_id))
 
-    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
+    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T], *, sent: int = 0) -> dict[str, T | None]:
         """One by one, in as many transactions as needed: over a slow network hundreds exceed a verb's time limit."""
         answers: dict[str, T | None] = dict.fromkeys(ids)
         left = [job_id for job_id in answers if is_id(job_id)]
@@ -379,7 +382,7 @@ class PostgresJobs(PostgresBase):
             return done
 
         while left:
-            done = self._locking(some)
+            done = self._locking(some, sent=sent)
             answers.update(done)
             del left[: len(done)]
         return answers
@@ -540,15 +543,23 @@ class PostgresJobs(PostgresBase):
                 raise StoreBusy("a row was locked by another transaction a moment ago")
             done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
             if len(done) < len(ends):
-                landed = self._locking(lambda connection: self._drive_on(connection, steps.finish(ends)))
+                landed = self._finish(steps.finish, ends)
             elif self._server.run(lambda connection: steps.complete(connection, self._sql, done)) == len(ends):
                 return [COMPLETED] * len(ends)
         except StoreBusy:  # a locked row must not delay the other jobs
-            landed = self._locking(lambda connection: self._drive_on(connection, steps.finish_free(ends)))
+            landed = self._finish(steps.finish_free, ends)
         answers = self._standing([end for end in ends if end[0] not in landed])
         if any(isinstance(answer, Busy) for answer in answers):
             self._wary_until = monotonic() + WARY_SECONDS
         return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
+
+    def _finish(
+        self,
+        finish: Callable[[Sequence[tuple[Lease, Outcome]]], Steps[dict[Lease, Answer]]],
+        ends: Sequence[tuple[Lease, Outcome]],
+    ) -> dict[Lease, Answer]:
+        sent = sum(size_of(outcome) for _, outcome in ends)
+        return self._locking(lambda connection: self._drive_on(connection, finish(ends)), sent=sent)
 
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """The answers for leases whose outcome did not land in this call: it may have landed before."""

@@ -184,7 +184,7 @@ class PostgresLimits(PostgresBase):
             back = connection.execute(self._sql(TAKE_BACK), (sorted(taken),)).rowcount if taken else 0
             return back, asked
 
-        back, asked = self._locking(step)
+        back, asked = self._locking(step, sent=0)
         return Withdrawn(back, bool(back or asked), more or asked >= limit)
 
     # ── reads ──

@@ -174,11 +174,11 @@ class PostgresSchedules(PostgresBase):
             return self._change_all(connection, changes)
 
         try:
-            return self._locking(step, needed_soon=True)
+            return self._locking(step, sent=0)
         except BadData as error:  # a schedule just got a name that was free when the statement began: now it is not
             if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                 raise
-        return self._locking(step, needed_soon=True)
+        return self._locking(step, sent=0)
 
     def _change_all(self, connection: Connection, changes: Sequence[Change]) -> list[bool]:
         landed: set[int] = set()

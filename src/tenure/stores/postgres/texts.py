@@ -41,7 +41,10 @@ class PostgresTexts(Inline, PostgresBase):
 
     def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
         check_text(*(new for _, new in changes))
-        return self._locking(lambda connection: sum(self._rewrite(connection, *change) for change in changes))
+        return self._locking(
+            lambda connection: sum(self._rewrite(connection, *change) for change in changes),
+            sent=sum(len(text.value) + len(new) for text, new in changes),
+        )
 
     def _rewrite(self, connection: Connection, text: Text, new: str) -> int:
         sql = _SHARED if text.place == "signal" and not text.owner else _REWRITE[text.place]

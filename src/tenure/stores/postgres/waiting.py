@@ -72,7 +72,7 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
             return Admitted({}, next_due=_first(due, keys_due if limited else None))
         done, given, busy = Step(), Given(), False
         if looks:
-            done = self._locking(lambda connection: Admission(connection, self._sql).run(most), needed_soon=True)
+            done = self._locking(lambda connection: Admission(connection, self._sql).run(most), sent=0)
         if serves:
             try:
                 given = self._locking(lambda connection: Serving(connection, self._sql).run(most))

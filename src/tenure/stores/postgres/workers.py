@@ -11,7 +11,7 @@ from tenure.errors import StoreBusy
 from tenure.ports import Answer, Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
 from tenure.stores.postgres import steps
-from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.base import PostgresBase, cut_off_after
 from tenure.stores.postgres.server import Connection
 from tenure.stores.rules import (
     COMPLETED,
@@ -25,6 +25,7 @@ from tenure.stores.rules import (
     lost,
     rescued,
     settled,
+    size_of,
     used_before,
 )
 
@@ -113,6 +114,7 @@ class PostgresWorkers(PostgresBase):
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         check_outcomes((*verdicts.values(), rest))
+        sizes, usual = {job_id: size_of(outcome) for job_id, outcome in verdicts.items()}, size_of(rest)
 
         # One transaction: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
         # The dead worker's last statement may lock a row for a moment, since the server runs it to its end, as after
@@ -121,19 +123,20 @@ class PostgresWorkers(PostgresBase):
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{HELD_MS}ms",))
             connection.execute(self._sql(DECLARE), ([worker_id],))
             held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
+            cut_off_after(connection, sum(sizes.get(row[0]) or usual for row in held))
             if how:
                 note = ended_note(how, [(row[0], row[2]) for row in held])
                 connection.execute(self._sql("UPDATE @.workers SET note = %s WHERE id = %s"), (note, worker_id))
             return self._take(connection, [(*row, worker_id, *settled(row[0], verdicts, rest)) for row in held])
 
         try:
-            return self._locking(lambda connection: step(connection, HELD))
+            return self._locking(lambda connection: step(connection, HELD), sent=0)
         except StoreBusy:
-            return self._locking(lambda connection: step(connection, HELD + " SKIP LOCKED"))
+            return self._locking(lambda connection: step(connection, HELD + " SKIP LOCKED"), sent=0)
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         sql = self._sql(TO_RESCUE)
-        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)), needed_soon=True)
+        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)), sent=0)
 
     def redelivered(
         self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
@@ -152,7 +155,7 @@ class PostgresWorkers(PostgresBase):
                 connection.execute(self._sql(DECLARE_EXPIRED), given)
             return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
 
-        return self._locking(step, needed_soon=True)
+        return self._locking(step, sent=0)
 
     def _rescue(
         self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], forced: Cause | None = None
