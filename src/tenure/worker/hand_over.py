@@ -7,10 +7,13 @@ one look at the asks is in flight, the places of several flushes accumulate for 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from tenure.errors import StoreError
 from tenure.ports import Notifier, Ring
 from tenure.worker.slots import Slots
+
+AT_ONCE = 1_000  #: jobs of one look: the more of a key are looked at together, the less each of them costs
 
 
 class HandOver:
@@ -31,7 +34,7 @@ class HandOver:
         """One look at the asks. Returns whether there are more."""
         slots = self._slots
         try:
-            admitted = await slots.access.beside(slots.access.store.admit)
+            admitted = await slots.access.beside(partial(slots.access.store.admit, limit=AT_ONCE))
         except StoreError:  # the asks are stored, and the maintenance answers them
             self._notifier.announce([Ring("due", "")])
             return False

@@ -160,7 +160,7 @@ class MemoryLimits(MemoryBase):
             del self._known.told[key]
         if state.bucket is not None and state.full_at() > now:
             self._known.buckets[key] = state.bucket
-        else:
+        elif state.bucket is not None:
             self._known.buckets.pop(key, None)
         return state
 

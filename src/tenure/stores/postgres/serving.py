@@ -296,11 +296,13 @@ class Serving:
         keys |= {key.key: key for key, state in self._states.items() if state.bucket is not None}
         for key in keys.values():
             known, state, due = self._known[key], self._states[key], self._dues.get(key.key)
-            full_at = state.full_at()
-            tokens, at = state.bucket if state.bucket is not None and full_at > self._now else (None, None)
-            if known.stored or tokens is not None or due is not None:
+            bucket, full_at = known.bucket, None
+            if state.bucket is not None:  # else there is no rate, or only under another template
+                left = state.full_at() > self._now
+                bucket, full_at = (state.bucket, state.full_at()) if left else (None, None)
+            if known.stored or bucket is not None or due is not None:
                 found = None if due is None else self._now
-                rows.append((*known.key, tokens, at, None if tokens is None else full_at, due, found))
+                rows.append((*known.key, *(bucket or (None, None)), full_at, due, found))
         if rows:
             self._write(KEEP, *map(list, zip(*rows, strict=True)))
 

@@ -19,6 +19,7 @@ from tenure.stores.postgres.serving import Given, Serving
 from tenure.stores.rules import check_text, is_id, sent_before, too_late
 
 MOST_ASKS = 200  #: in one transaction
+MOST_SERVED = 500  #: jobs that are given places in one transaction
 MOST_SIGNALS = 1_000
 
 _LIVES = "died_at IS NULL AND expires_at > @now"
@@ -75,7 +76,7 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
             done = self._locking(lambda connection: Admission(connection, self._sql).run(most), sent=0)
         if serves:
             try:
-                given = self._locking(lambda connection: Serving(connection, self._sql).run(most))
+                given = self._locking(lambda connection: Serving(connection, self._sql).run(min(limit, MOST_SERVED)))
             except StoreBusy:  # another one gives places for long: what was told is left
                 busy = True
         left, due, told, keys_due = self._server.fetch(LEFT, done.left, given.left)[0]

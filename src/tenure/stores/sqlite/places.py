@@ -119,7 +119,7 @@ class Known:
     def state(self, limit: str, of_limit: LimitRow | None, now: float) -> State:
         """What it allows to jobs that have it of this limit."""
         _, tokens, at, *_, queue, solo, until = self.stored or ((None,) * 9 + (0.0,))
-        bucket = None if tokens is None else Bucket(tokens, at)
+        bucket = None if tokens is None or at is None else Bucket(tokens, at)
         found = state_of(Key(self.key, limit), (of_limit, self.row), bucket, self.begins, self.count, now)
         found.slow_lane, found.slow_until = None if queue is None else Lane(queue, bool(solo)), until
         return found
@@ -277,7 +277,10 @@ class Serving:
             if name in soon:
                 due, found_at = ceil(soon[name] * 1000) / 1000, self._now
             unused = fades(state, known.row) if state.count.held == 0 else None
-            row = state.key.limit, *(state.bucket or (None, None)), state.full_at(), due, found_at, unused
+            bucket = (None, None, 0.0) if known.stored is None else known.stored[1:4]
+            if state.bucket is not None:  # else there is no rate, or only under another template
+                bucket = *state.bucket, state.full_at()
+            row = state.key.limit, *bucket, due, found_at, unused
             if known.stored is None or row != known.stored[:7]:
                 rows.append((name, *row))
         self._connection.executemany(_KEEP, rows)
