@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import history, matrix, profiles
 from .bounds import DUTIES
@@ -135,10 +135,10 @@ def write(document: Path, folder: Path) -> None:
     loaded = [each for each in results if each.get("load")]
     before = _earlier(document.read_text(encoding="utf-8") if document.exists() else "", by_store)
     sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine())]
-    sections.append(_totals(by_store, [row for row, _ in before]))
-    sections.append(_under_load(loaded))
+    sections.append(_totals(by_store, [each.row for each in before]))
+    sections.append(_under_load(loaded, [row for each in before for row in each.under_load]))
     sections += [_faults(store, runs) for store, runs in by_store.items()]
-    sections += [section for _, section in before]
+    sections += [each.section for each in before]
     sections.append(_MATRIX.format(table=matrix.table()))
     guards = folder / "guards.json"
     if guards.exists():
@@ -149,17 +149,28 @@ def write(document: Path, folder: Path) -> None:
     document.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
-def _earlier(document: str, names: Iterable[str]) -> list[tuple[str, str]]:
-    """Of stores and doorbells that were not run this time what they last showed: a row and a section, with its date."""
-    found: list[tuple[str, str]] = []
+class Earlier(NamedTuple):
+    """What a store or a doorbell that was not run this time has last shown, with its date."""
+
+    row: str
+    section: str
+    under_load: list[str]  #: rows
+
+
+def _earlier(document: str, names: Iterable[str]) -> list[Earlier]:
+    found: list[Earlier] = []
     date = re.search(r"wrote this, on (\S+),", document)
+    loaded = re.search(r"^## Under load\n(.*?)(?=^## |\Z)", document, re.MULTILINE | re.DOTALL)
     for section in re.findall(r"^## .*?(?=^## |\Z)", document, re.MULTILINE | re.DOTALL):
         heading = section.partition("\n")[0].removeprefix("## ")
         name, _, dated = heading.partition(" (")
         row = re.search(rf"^\| {re.escape(heading)} \|.*$", document, re.MULTILINE)
         if name in STORES and name not in names and date and row:
             now = f"{name} ({dated or f'{date[1]})'}"
-            found.append((row[0].replace(heading, now, 1), section.rstrip().replace(heading, now, 1)))
+            mine = rf"^\| [^|]+ \| {re.escape(heading)} \|.*$"
+            loads = re.findall(mine, loaded[1], re.MULTILINE) if loaded else []
+            rows = [load.replace(f"| {heading} |", f"| {now} |", 1) for load in loads]
+            found.append(Earlier(row[0].replace(heading, now, 1), section.rstrip().replace(heading, now, 1), rows))
     return found
 
 
@@ -194,8 +205,15 @@ def _machine() -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
-    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
+    return "\n".join([*_head(head), *map(_row, rows)])
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(names)} |", f"| --- |{' ---: |' * (len(names) - 1)}"]
+
+
+def _row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]], earlier: Sequence[str]) -> str:
@@ -224,8 +242,8 @@ def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]], earlier: Sequen
     return f"## All runs\n\n{table}{dated}{below}"
 
 
-def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
-    if not runs:
+def _under_load(runs: Sequence[Mapping[str, Any]], earlier: Sequence[str]) -> str:
+    if not runs and not earlier:
         return "## Under load\n\nNo run here had a load: they say nothing about how late anything is under load."
     by_load: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for run in runs:
@@ -241,14 +259,15 @@ def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
             f"{max(run['machine']['slow'] for run in mine if run['machine']):.1f} ×",
             f"{max(run['machine']['store'] for run in mine if run['machine']):.2f} s",
         )
-        for (load, store), mine in sorted(by_load.items())
+        for (load, store), mine in by_load.items()
     ]
     head = ("load", "store", "minutes", *DUTIES, "load average", "stall", "slower", "store")
+    table = "\n".join([*_head(head), *sorted([*map(_row, rows), *earlier])])
     loads = "\n".join(f"- {each.name}: {each.about}" for each in profiles.PROFILES)
     means = "\n".join(f"- {duty}: {about}" for duty, about in DUTIES.items())
     return (
         f"{_LOAD_HEAD}\n\n{loads}\n\nThe most that each duty was late, and in brackets how often it was later than is "
-        f"promised:\n\n{means}\n\n{_table(head, rows)}"
+        f"promised:\n\n{means}\n\n{table}"
     )
 
 

@@ -137,12 +137,24 @@ def test_the_document_keeps_what_was_not_run_this_time_with_its_date(tmp_path: P
     document.write_text(
         "`make chaos` wrote this, on 2026-01-02, 2 cores\n\n## All runs\n\n| store | runs |\n| --- | ---: |\n"
         "| redis | 6 |\n| redis-nats | 1 |\n| sqlite-nats (2025-03-04) | 2 |\n\n"
+        "## Under load\n\n| load | store |\n| --- | ---: |\n"
+        "| light × 1 | redis | 1 s |\n| light × 1 | redis-nats | 2 s |\n"
+        "| trickle × 1 | redis-nats | 3 s |\n| trickle × 1 | sqlite-nats (2025-03-04) | 4 s |\n\n"
         "## redis\n\nold\n\n## redis-nats\n\nkept\n\n## sqlite-nats (2025-03-04)\n\nkept, too\n\n## The matrix\n\nnew\n"
+        "\n## Guards removed\n\n| a claim is fair | redis-nats | a test |\n"
     )
 
     found = evidence._earlier(document.read_text(), {"redis"})
 
     assert found == [
-        ("| redis-nats (2026-01-02) | 1 |", "## redis-nats (2026-01-02)\n\nkept"),
-        ("| sqlite-nats (2025-03-04) | 2 |", "## sqlite-nats (2025-03-04)\n\nkept, too"),
+        (
+            "| redis-nats (2026-01-02) | 1 |",
+            "## redis-nats (2026-01-02)\n\nkept",
+            ["| light × 1 | redis-nats (2026-01-02) | 2 s |", "| trickle × 1 | redis-nats (2026-01-02) | 3 s |"],
+        ),
+        (
+            "| sqlite-nats (2025-03-04) | 2 |",
+            "## sqlite-nats (2025-03-04)\n\nkept, too",
+            ["| trickle × 1 | sqlite-nats (2025-03-04) | 4 s |"],
+        ),
     ]
