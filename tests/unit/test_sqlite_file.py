@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -442,6 +443,33 @@ def test_upkeep_moves_the_log_into_the_file(tmp_path: Path, monkeypatch: pytest.
 
     store.upkeep()
 
+    assert path.stat().st_size > before
+    store.close()
+
+
+def test_upkeep_leaves_the_log_to_another_process_that_moves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "ENOUGH_FRAMES", 1)
+    path = tmp_path / "t.db"
+    store = opened(path)
+    store.enqueue([draft(n) for n in range(1000)])
+    before = path.stat().st_size
+    # sqlite.org/walformat.html, section 2.3.1: WAL_CKPT_LOCK is byte 121 of the index.
+    locks = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX, 1, 121); "
+        "print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", locks, f"{path}-shm"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+
+        store.upkeep()
+        assert path.stat().st_size == before
+
+        other.communicate("\n", 60.0)
+    store.upkeep()
     assert path.stat().st_size > before
     store.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import apsw
 
@@ -14,7 +15,8 @@ _LARGEST_WRITE = 100  # frames of one new job
 def checkpoint(connection: apsw.Connection) -> None:
     """Move the write-ahead log into the file once it is long enough. Blocks no writer."""
     if _unmoved(connection) >= ENOUGH_FRAMES:
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        with suppress(apsw.BusyError):  # another process is doing it
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
 
 def is_due(connection: apsw.Connection) -> bool:
