@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from tenure.core.lifecycle import ENDED, State
 from tenure.core.limits import Bounds, Key
-from tenure.stores.places import Candidate, serve
+from tenure.stores.places import Candidate, Count, serve
 from tenure.stores.places import State as KeyState
 
 from .links import moved
@@ -223,7 +223,7 @@ class _Giving(_Rows):
         if not guards.W1_an_ask_is_taken_before_the_count:
             after = after._replace(asks=after.asks & ~(1 << key))
         states = {
-            name: KeyState(Key(name, name), Bounds(bound), None, None, held, 0)
+            name: KeyState(Key(name, name), Bounds(bound), None, None, Count(held, 0))
             for name, bound, held in zip(KEYS, hand.bounds, hand.held, strict=False)
         }
         mine = states[KEYS[key]]
@@ -236,7 +236,7 @@ class _Giving(_Rows):
         skipped = [number for number in here if number == world.locked]
         want = min(mine.room() or 0, 1)
         found = sorted(set(here) - set(skipped), key=lambda number: self._rank(world, number))[:want]
-        done = serve([self._candidate(number, key) for number in found], lambda each: states[each.key])
+        done = serve(mine.key, [self._candidate(number, key) for number in found], lambda each: states[each.key])
         story = f"… no place of {KEYS[key]} is given"
         for each in done.admitted:
             number = int(each.id)
@@ -246,7 +246,7 @@ class _Giving(_Rows):
             story = f"… {other.key} refuses {_name(int(job_id))}, which is parked there"
             if guards.L1_parked_under_the_key_that_refused:
                 after = _put(after, int(job_id), Job(State.WAITING, parked=KEYS.index(other.key)))
-        more = len(found) == want and mine.room() != 0 and guards.L1_a_key_with_room_is_asked_again
+        more = done.any and len(found) == want and mine.room() != 0 and guards.L1_a_key_with_room_is_asked_again
         left = skipped and mine.room() != 0 and guards.W3_a_job_that_is_locked_keeps_its_ask
         return Step(story, self.ask(after, key) if more or left else after)
 

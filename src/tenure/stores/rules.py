@@ -399,8 +399,12 @@ def lease_facts(lease: Lease) -> dict[str, Any]:
     return {"id": lease.job_id, "attempt": lease.attempt, "worker": lease.worker_id}
 
 
-def size_of(outcome: Outcome) -> int:
-    """About how many bytes are sent to a store for it."""
+def size_of(ends: Iterable[tuple[object, Outcome]]) -> int:
+    """About how many bytes are sent to a store for these outcomes."""
+    return sum(_size_of(outcome) for _, outcome in ends)
+
+
+def _size_of(outcome: Outcome) -> int:
     match outcome:
         case Completed(result):
             return 200 + len(result)

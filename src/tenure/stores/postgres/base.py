@@ -81,5 +81,9 @@ class PostgresBase:
 
         return self._server.run(step)
 
+    def _in_steps(self, steps: Callable[[], Steps[T]], *, sent: int | None = None) -> T:
+        """The steps of a verb, in one transaction."""
+        return self._locking(lambda connection: self._drive_on(connection, steps()), sent=sent)
+
     def _enqueue(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         return self._drive_on(connection, enqueue_steps(drafts))[0]

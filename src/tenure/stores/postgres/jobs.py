@@ -48,7 +48,7 @@ from tenure.stores.postgres.drafts import (
 )
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
-from tenure.stores.postgres.server import Connection, Server, Steps, Transaction
+from tenure.stores.postgres.server import Connection, Server, Transaction
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,
@@ -300,7 +300,7 @@ class PostgresJobs(PostgresBase):
                 self._commits.add(xid, committed)
             return answers
         if any(draft.links for draft in drafts):
-            return self._locking(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
+            return self._in_steps(lambda: enqueue_steps(drafts, soon=True))[0]
         limited = any(draft.limits for draft in drafts)
         if len(drafts) >= COPY_FROM and not limited and not any(draft.unique for draft in drafts):
             try:
@@ -310,8 +310,7 @@ class PostgresJobs(PostgresBase):
                     raise
         if len(drafts) == 1 and not limited:
             one, facts = self._sql(ENQUEUE_ONE), facts_of(drafts[0])
-            rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
-            if rows:
+            if rows := self._server.run(lambda connection: connection.execute(one, facts).fetchall()):
                 return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
         if len(parts(drafts)) > 1:
             return self._locking(lambda connection: self._enqueue(connection, drafts))
@@ -543,23 +542,15 @@ class PostgresJobs(PostgresBase):
                 raise StoreBusy("a row was locked by another transaction a moment ago")
             done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
             if len(done) < len(ends):
-                landed = self._finish(steps.finish, ends)
+                landed = self._in_steps(lambda: steps.finish(ends), sent=size_of(ends))
             elif self._server.run(lambda connection: steps.complete(connection, self._sql, done)) == len(ends):
                 return [COMPLETED] * len(ends)
         except StoreBusy:  # a locked row must not delay the other jobs
-            landed = self._finish(steps.finish_free, ends)
+            landed = self._in_steps(lambda: steps.finish_free(ends), sent=size_of(ends))
         answers = self._standing([end for end in ends if end[0] not in landed])
         if any(isinstance(answer, Busy) for answer in answers):
             self._wary_until = monotonic() + WARY_SECONDS
         return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
-
-    def _finish(
-        self,
-        finish: Callable[[Sequence[tuple[Lease, Outcome]]], Steps[dict[Lease, Answer]]],
-        ends: Sequence[tuple[Lease, Outcome]],
-    ) -> dict[Lease, Answer]:
-        sent = sum(size_of(outcome) for _, outcome in ends)
-        return self._locking(lambda connection: self._drive_on(connection, finish(ends)), sent=sent)
 
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """The answers for leases whose outcome did not land in this call: it may have landed before."""

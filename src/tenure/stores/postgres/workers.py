@@ -114,7 +114,6 @@ class PostgresWorkers(PostgresBase):
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         check_outcomes((*verdicts.values(), rest))
-        sizes, usual = {job_id: size_of(outcome) for job_id, outcome in verdicts.items()}, size_of(rest)
 
         # One transaction: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
         # The dead worker's last statement may lock a row for a moment, since the server runs it to its end, as after
@@ -123,11 +122,12 @@ class PostgresWorkers(PostgresBase):
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{HELD_MS}ms",))
             connection.execute(self._sql(DECLARE), ([worker_id],))
             held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
-            cut_off_after(connection, sum(sizes.get(row[0]) or usual for row in held))
+            rows = [(*row, worker_id, *settled(row[0], verdicts, rest)) for row in held]
+            cut_off_after(connection, size_of((row[0], row[-2]) for row in rows))
             if how:
                 note = ended_note(how, [(row[0], row[2]) for row in held])
                 connection.execute(self._sql("UPDATE @.workers SET note = %s WHERE id = %s"), (note, worker_id))
-            return self._take(connection, [(*row, worker_id, *settled(row[0], verdicts, rest)) for row in held])
+            return self._take(connection, rows)
 
         try:
             return self._locking(lambda connection: step(connection, HELD), sent=0)
