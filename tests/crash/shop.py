@@ -69,11 +69,19 @@ async def until_told(word: str = "go") -> None:
 
 
 @jobs.task(max_crashes=20)
-async def effect(job: Job, seconds: float, word: str = "") -> int:
-    """A short job with an effect; where a word is given, its seconds begin when the test has said it."""
+async def effect(job: Job, seconds: float) -> int:
+    """A short job with an effect."""
     note(job, "begin")
-    if word:
-        await until_told(word)
+    await asyncio.sleep(seconds)
+    note(job, "end")
+    return job.attempt
+
+
+@jobs.task(max_crashes=20)
+async def effect_once_told(job: Job, word: str, seconds: float) -> int:
+    """The same, whose seconds begin when the test has said this word."""
+    note(job, "begin")
+    await until_told(word)
     await asyncio.sleep(seconds)
     note(job, "end")
     return job.attempt

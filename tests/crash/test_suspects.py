@@ -47,7 +47,7 @@ def test_the_jobs_of_a_killed_worker_run_again_in_groups(site: Site, tell: Tell)
     site.ended(*jobs, seconds=300.0)
     undisturbed = boot() - began
 
-    jobs = [shop.effect.enqueue(1.0, "killed") for _ in range(MANY)]
+    jobs = [shop.effect_once_told.enqueue("killed", 1.0) for _ in range(MANY)]
     victim = all_begin(site, jobs)
     send(victim, signal.SIGKILL)
     killed = boot()

@@ -80,7 +80,7 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
 
     for silent in (f"silent {number}" for number in range(ROUNDS)):
         marking = [running_on("far", site, shop.mark.enqueue) for _ in range(2)]
-        brief = running_on("far", site, partial(shop.effect.enqueue, LEASE / 3, silent))
+        brief = running_on("far", site, partial(shop.effect_once_told.enqueue, silent, LEASE / 3))
         workers, ids = far.workers(), living(site, "far")
         at = boot()
         with silence(far, line) as may_run_on:
