@@ -32,6 +32,7 @@ from tenure.ports import FOREVER, KeyView, Landed, LimitRow, Links, Store
 
 SHOP = Key("shop:7", "shop:{shop}")
 OTHER = Key("shop:8", "shop:{shop}")
+RENAMED = Key(SHOP.key, "shop:{customer}")  #: a release has renamed the argument
 ALL = Key("renders", "renders")
 
 
@@ -752,11 +753,10 @@ def test_jobs_of_one_call_are_all_stored_or_none(store: Store) -> None:
 def test_two_templates_that_give_one_key_share_its_places(store: Store) -> None:
     """A release has renamed the argument, or two apps share the store: the key is what counts."""
     worker = start(store)
-    renamed = Key(SHOP.key, "shop:{customer}")
     declare(store, SHOP.limit, 2)
-    declare(store, renamed.limit, 2)
+    declare(store, RENAMED.limit, 2)
     for _ in range(2):  # at once, and while some run
-        jobs = [limited(store, each)[0] for each in (SHOP, renamed, SHOP, renamed)]
+        jobs = [limited(store, each)[0] for each in (SHOP, RENAMED, SHOP, RENAMED)]
 
         assert len(settle_waits(store)) == 2
         for left in (2, 0):
@@ -771,11 +771,10 @@ def test_two_templates_that_give_one_key_share_its_places(store: Store) -> None:
 @pytest.mark.parametrize("asked_last", [True, False])
 def test_two_templates_that_give_one_key_count_each_others_places(asked_last: bool, store: Store) -> None:
     start(store)
-    renamed = Key(SHOP.key, "shop:{customer}")
     declare(store, SHOP.limit, 10)
-    declare(store, renamed.limit, 2)
+    declare(store, RENAMED.limit, 2)
     urgent = [] if asked_last else limited(store, SHOP, number=3, priority=1)
-    others = limited(store, renamed, number=3)
+    others = limited(store, RENAMED, number=3)
     urgent = limited(store, SHOP, number=3, priority=1) if asked_last else urgent
 
     admitted = settle_waits(store)
@@ -788,14 +787,13 @@ def test_two_templates_that_give_one_key_count_each_others_places(asked_last: bo
 def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: int, store: Store) -> None:
     """Nothing limits those that have its former name. All go in the end, of the others no more than two at a time."""
     worker = start(store)
-    renamed = Key(SHOP.key, "shop:{customer}")
     declare(store, SHOP.limit, 1)
     (running,) = limited(store, SHOP)
     assert settle_waits(store) == [running]
-    later = [limited(store, renamed)[0] for _ in range(first)]
+    later = [limited(store, RENAMED)[0] for _ in range(first)]
     former = limited(store, SHOP, number=3)
-    later += [limited(store, renamed)[0] for _ in range(4 - first)]
-    declare(store, renamed.limit, 2)
+    later += [limited(store, RENAMED)[0] for _ in range(4 - first)]
+    declare(store, RENAMED.limit, 2)
     declare(store, SHOP.limit, 1, retired_at=store.now())
 
     for _ in range(8):
@@ -809,14 +807,13 @@ def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: 
 def test_a_rate_that_goes_on_under_another_name_goes_on(store: Store, world: World) -> None:
     """The end of what had it under its former name is no reason to forget when its next token comes."""
     worker = start(store)
-    renamed = Key(SHOP.key, "shop:{customer}")
     declare(store, SHOP.limit, 1)
     (running,) = limited(store, SHOP)
     assert settle_waits(store) == [running]
     (lease,) = began(store, worker)
-    declare(store, renamed.limit, rate=Rate(2, 60.0, 1))
+    declare(store, RENAMED.limit, rate=Rate(2, 60.0, 1))
     declare(store, SHOP.limit, 1, retired_at=store.now())
-    jobs = limited(store, renamed, number=2)
+    jobs = limited(store, RENAMED, number=2)
     assert settle_waits(store) == jobs[:1]
     began(store, worker)
     settle_waits(store)
