@@ -44,7 +44,7 @@ from .points_app import BATCH, ROWS, SINGLES, STEPS, STOP, id_of
 LEASE = "3s"
 TESTS = Path(__file__).parents[1]
 MODULE = (sys.executable, "-m", "chaos.points")
-PATIENCE = 120.0  #: seconds for a point to be reached
+PATIENCE = 240.0  #: seconds for a point to be reached, beside three other tests like this one
 EVERY = 1.0  #: seconds between two nudges towards it
 SHARE = 0.1  #: of the points, in a short walk
 SEED = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
@@ -82,6 +82,7 @@ class Other:
                 stdout=out,
                 stderr=out,
             )
+        walk.others.append(self)
 
     @property
     def gone(self) -> bool:
@@ -114,6 +115,7 @@ class Walk:
         }
         self._draw = random.Random(SEED)
         self.walked: list[str] = []
+        self.others: list[Other] = []
         self.torn: list[str] = []  #: what a client's death has left by halves
         self.left = ""  #: a job of a queue that nobody serves
         self._broken = threading.Event()
@@ -271,7 +273,9 @@ class Walk:
         elif working and name.endswith(("register", "settle")):
             for pid in working[0].workers()[:1]:
                 self._kill(pid)
-        elif working and name.endswith(("declare_dead", "rescue", "swap", "change_limits")):
+        elif len(working) == len(self.supervisors) and name.endswith(
+            ("declare_dead", "rescue", "swap", "change_limits")
+        ):  # one of them goes on: else the embedded worker would always be the first to see a death
             self._kill(working[0].pid)
 
     def _at_work(self) -> list[Supervised]:
@@ -395,15 +399,15 @@ class Walk:
         self.guard_is_free()
         assert Other(self, "migration", "tenure", "migrate", env=_where(self._fresh)).code() == 0
         self._forget_left()
-        self.site.until(lambda: not self._live(), "the end of all jobs", PATIENCE)
-        self._start_supervisors()  # one may have died at its last point
+        self.site.until(self._all_ended, "the end of all jobs", PATIENCE)
         self.site.until(lambda: all(each.workers() for each in self.supervisors), "supervisors that can hear a signal")
         assert [each.stop() for each in self.supervisors] == [0, 0]
 
-    def _live(self) -> list[JobView]:
-        """But for the ticks, which go on."""
+    def _all_ended(self) -> bool:
+        """But for the ticks, which go on. Supervisors that died at their last points are started again, to run jobs."""
+        self._start_supervisors()
         live = self.site.store.search(Filter(states=LIVE), limit=1000).jobs
-        return [job for job in live if job.task != "each_second"]
+        return all(job.task == "each_second" for job in live)
 
     def prune(self) -> None:
         """Killed while it deletes what has ended; what has not is all there."""
@@ -682,14 +686,17 @@ def walk(site: Site, fresh: Place) -> Iterator[Walk]:
     if TRANSACTIONS in has:
         with site.store.transaction() as tx:
             tx.execute(f"CREATE TABLE {table} (job TEXT, attempt INTEGER)")
-    yield Walk(site, has, fresh)
+    walk = Walk(site, has, fresh)
+    yield walk
     site.clear()
+    for each in walk.others:  # a failure leaves some behind; Python would warn of them in the middle of another test
+        each.code()
     if TRANSACTIONS in has:
         with site.store.transaction() as tx:
             tx.execute(f"DROP TABLE {table}")
 
 
-@pytest.mark.timeout(3600 if FULL else 600)
+@pytest.mark.timeout(3600 if FULL else 900)
 def test_killed_at_every_point_nothing_is_lost_and_nothing_is_done_twice(walk: Walk, tell: Tell) -> None:
     began = boot()
     if FULL:

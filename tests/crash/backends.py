@@ -65,7 +65,7 @@ def postgres(folder: Path, *, notifier: Callable[[], str] = lambda: "auto") -> I
     place = Place(server.url(), f"t_{secrets.token_hex(6)}", notifier())
     migrate(place)
     yield place
-    server.execute(f"DROP SCHEMA {place.namespace} CASCADE")
+    server.execute(f"DROP SCHEMA IF EXISTS {place.namespace} CASCADE")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import tenure
 from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
+from tenure.core.lifecycle import ENDED, LIVE
 from tenure.ports import AttemptView, Filter, JobView, WorkerView
 from tenure.tasks.handle import JobHandle
 
@@ -277,7 +278,7 @@ class Site:
         return next(each for each in self.store.workers() if each.identity.id == self.job(handle).worker_id)
 
     def _told(self) -> str:
-        jobs = self.store.search(Filter(), limit=40).jobs
+        jobs = [job for states in (LIVE, ENDED) for job in self.store.search(Filter(states=states), limit=40).jobs]
         rows = (
             f"{job.id} {job.task} {job.state} attempt {job.attempt} crashes {job.crashes} {job.error}" for job in jobs
         )
