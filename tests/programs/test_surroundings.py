@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tenure.ports import Filter
+
 from .harness import Programs
 
 APP = """
@@ -82,3 +84,33 @@ def test_a_client_a_worker_and_a_guard_in_odd_surroundings(by_default: Programs,
     with by_default.store() as store:
         counts = store.counts()
     assert counts["completed"] == sum(counts.values()) >= 2
+
+
+COLLECTED = """
+import gc, weakref
+from tenure import Retry, Tenure
+
+jobs = Tenure(retry=Retry(1))
+
+class Ring:
+    def __init__(self) -> None:
+        self.next = self
+
+loaded = Ring()
+dropped = weakref.ref(Ring())
+
+@jobs.task
+def looks() -> list[bool]:
+    left = weakref.ref(Ring())
+    gc.collect()
+    return [left() is None, dropped() is None, any(each is loaded for each in gc.get_objects())]
+"""
+
+
+def test_a_worker_looks_for_garbage_among_what_came_after_its_app_was_loaded(by_default: Programs) -> None:
+    by_default.write(COLLECTED, "app.py")
+    by_default.run("import app; print(app.looks.enqueue().id)")
+    by_default.work(COLLECTED)
+    with by_default.store() as store:
+        (job,) = store.search(Filter()).jobs
+    assert job.result == "[true,true,false]"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures.thread
 import faulthandler
+import gc
 import inspect
 import os
 import signal
@@ -112,6 +113,8 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
         raise
     link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()  # what the app has loaded stays: a search for garbage in it would only halt the jobs
     return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve(early))
 
 
