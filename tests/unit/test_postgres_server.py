@@ -1313,3 +1313,13 @@ def test_many_jobs_and_a_batch_of_large_results_land_on_a_line_that_is_slow_to_s
         assert time.monotonic() - since > 3.0
     assert answers == [Landed(State.COMPLETED)] * 8
     assert store.counts()[State.QUEUED] == 2392
+
+
+def test_a_job_of_which_nobody_knows_when_it_last_did_anything_is_rescued_first(store: PostgresStore) -> None:
+    """An operator's own statement may leave it so."""
+    known, unknown = running(store), running(store)
+    with store.transaction() as tx:
+        tx.execute("UPDATE tenure.jobs SET last_activity_at = NULL WHERE id = %s", (unknown.job_id,))
+    store.declare_dead([known.worker_id, unknown.worker_id])
+
+    assert [[each.id for each in store.rescue(limit=1)] for _ in range(2)] == [[unknown.job_id], [known.job_id]]
