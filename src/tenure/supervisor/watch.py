@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from threading import Thread
 
 from tenure.core.durations import spell
 from tenure.core.host import is_stopped
@@ -19,7 +21,10 @@ END_SECONDS = 13.0  #: past the grace: a worker reports code that did not stop a
 
 
 class Watch:
-    """Checks each worker once a turn of the main thread. Calls `noted` when there is a stall to store."""
+    """Checks each worker once a turn of the main thread. Calls `noted` when there is a stall to store.
+
+    It never waits for the store: while that does not answer, it has to kill workers before their leases end.
+    """
 
     def __init__(self, shared: Shared, noted: Callable[[], None]) -> None:
         self._shared, self._noted = shared, noted
@@ -65,9 +70,21 @@ class Watch:
         worker.stall_reported = silent
         functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
         task, line = stalls.name(stalls.dump(worker.process.pid, worker.dump.fileno()), functions)
-        jobs = self._running_jobs(worker, task) if task else ()
-        worker.blockers, worker.blocked_at = jobs, line
+        worker.blockers, worker.blocked_at = (), line  # not those of an earlier stall
         worker.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
+        if task:
+            Thread(target=self._look_up, args=(worker, task, line, silent), daemon=True).start()
+        else:
+            self._tell(worker, task, line, silent, ())
+
+    def _look_up(self, worker: WorkerProcess, task: str, line: str, silent: float) -> None:
+        """Which jobs block it. In a thread of its own."""
+        jobs = self._running_jobs(worker, task)
+        self._shared.loop.call(partial(self._tell, worker, task, line, silent, jobs))
+
+    def _tell(self, worker: WorkerProcess, task: str, line: str, silent: float, jobs: tuple[str, ...]) -> None:
+        if worker.stall_reported == silent:  # else it has gone on since, or is asked about anew
+            worker.blockers = jobs
         self._shared.events.emit(StallSeen(worker_id=worker.id, job_ids=jobs, task=task, line=line, seconds=silent))
         self._noted()
 
