@@ -116,6 +116,47 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
     assert max(waits) < PROMISED
 
 
+def a_worker_dies(site: Site, far: Supervised, other: int, line: Proxy) -> None:
+    """As the line goes dark, so that its supervisor settles its jobs over it."""
+    line.blackhole()
+    send(other, signal.SIGKILL)
+
+
+def a_worker_starts(site: Site, far: Supervised, other: int, line: Proxy) -> None:
+    """It has been started before the line goes dark, and reports only then."""
+    before = living(site, "far")
+    send(other, signal.SIGKILL)
+    site.until(lambda: living(site, "far") < before, "its death to be settled")
+    line.blackhole()
+
+
+Meanwhile = Callable[[Site, Supervised, int, Proxy], None]
+
+
+@pytest.mark.parametrize("meanwhile", [a_worker_dies, a_worker_starts], ids=lambda meanwhile: meanwhile.__name__)
+def test_code_that_holds_the_gil_is_killed_in_time_whatever_else_its_supervisor_waits_for(
+    site: Site, line: Proxy, meanwhile: Meanwhile
+) -> None:
+    """It can't fence itself, and its supervisor waits for a store that does not answer, because of another worker."""
+    wire = {"TENURE_HOST_ID": "far", "TENURE_URL": by_way_of(site.place.url, line.port)}
+    far = site.supervisor(lease=f"{LEASE:g}s", workers=2, env=wire)
+    job = shop.hold_the_gil.enqueue()
+    first = site.seen(job, "begin").pid
+    near = site.supervisor(lease=f"{LEASE:g}s", env={"TENURE_HOST_ID": "near"})
+    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 10 * LEASE)
+    assert alive(first)
+
+    (other,) = set(far.workers()) - {first}
+    meanwhile(site, far, other, line)
+    second = site.seen(job, "begin", attempt=2, seconds=10 * LEASE)
+    assert not alive(first), "it runs on beside the next attempt"
+    assert second.pid in near.workers()
+    line.heal()
+    site.go()
+    (view,) = site.ended(job)
+    assert (view.state, view.attempt, view.failures) == ("completed", 2, 0)
+
+
 def watched_for_a_lease(site: Site, host: str) -> bool:
     """Has it been renewing for so long that it may judge others?"""
     theirs = [each for each in site.store.workers() if each.identity.host == host]

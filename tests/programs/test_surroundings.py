@@ -56,6 +56,9 @@ def test_a_program_that_changes_its_folder_before_first_use_keeps_its_store_and_
     assert sorted(path.name for path in (by_default.folder / "b").iterdir()) == []
 
 
+DEAF_TO_EXITS = (
+    "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+)
 SURROUNDINGS = {
     "umask 077": "umask 077; exec {}",
     "umask 0": "umask 0; exec {}",
@@ -63,6 +66,7 @@ SURROUNDINGS = {
     "all closed": "exec {} <&- >&- 2>&-",
     "SIGINT ignored": "trap '' INT; exec {}",
     "SIGTERM ignored": "trap '' TERM; exec {}",
+    "SIGCHLD ignored": f"exec {sys.executable} -c '{DEAF_TO_EXITS}' {{}}",  # a shell would reset it
     "LANG=C": "LC_ALL=C LANG=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 exec {}",
     "no HOME": "unset HOME; exec {}",
 }

@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -19,6 +21,7 @@ from tenure.ports import Runner
 from tenure.worker.link import Link
 
 HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
+_REAP_SECONDS = 0.01
 RECENT_SECONDS = 5.0  #: after a stall, until its worker has stored what its jobs reported meanwhile
 
 
@@ -58,6 +61,7 @@ class WorkerProcess:
     stalled_at: float = -inf  #: when its loop was last seen blocked, by the boot clock
     blockers: tuple[str, ...] = ()  #: the jobs of the task that the last stall named
     blocked_at: str = ""  #: and its file and line
+    _reaping: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def start(cls, command: Sequence[str]) -> WorkerProcess:
@@ -117,18 +121,33 @@ class WorkerProcess:
         return dict.fromkeys(self.blockers, verdict)
 
     def kill(self, reason: str) -> None:
-        """Kill its process group. The first reason is kept."""
-        self.kill_reason = self.kill_reason or reason
-        kill_group(self.process.pid)
+        """Kill its process group, unless it was reaped: then its pid may be another's. From any thread.
+
+        The first reason is kept.
+        """
+        with self._reaping:
+            if self.process.returncode is None:
+                self.kill_reason = self.kill_reason or reason
+                kill_group(self.process.pid)
+
+    def fence(self) -> None:
+        """Kill it as its lease is about to end: none of its jobs is charged. From any thread."""
+        with self._reaping:
+            if self.process.returncode is None and not self.kill_reason:
+                self.lifeline.fence()
+                self.kill_reason = "its lease could not be renewed in time"
+                kill_group(self.process.pid)
 
     def wait(self) -> Ended | None:
         """Reap the process and return how it ended; None if it was reaped before."""
-        try:
-            _, status, usage = os.wait4(self.process.pid, 0)
-        except ChildProcessError:
-            return None
-        code = self.process.returncode = os.waitstatus_to_exitcode(status)
-        return Ended(code, usage.ru_maxrss)
+        while self.process.returncode is None:
+            with self._reaping:  # not for as long as it lives: it may have to be killed
+                pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+                if pid:
+                    code = self.process.returncode = os.waitstatus_to_exitcode(status)
+                    return Ended(code, usage.ru_maxrss)
+            time.sleep(_REAP_SECONDS)
+        return None
 
     def end(self) -> None:
         """Kill it and forget it: it has run no user code."""

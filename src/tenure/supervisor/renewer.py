@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 
 from tenure.core.host import memories
 from tenure.maintenance.holder import Renewal, renew
@@ -16,7 +15,7 @@ class Renewer:
 
     def __init__(self, shared: Shared, renewals: Store) -> None:
         self._store, self._lease, self._boot = renewals, shared.settings.lease, shared.boot
-        self._loop, self._processes, self._outage = shared.loop, shared.processes, shared.outage
+        self._processes, self._outage = shared.processes, shared.outage
         self._judge = shared.maintenance.judge
         self.landed: Renewal | None = None  #: the last renewal that succeeded
 
@@ -35,6 +34,6 @@ class Renewer:
                 with suppress(ValueError):  # the worker has ended meanwhile, and its shared memory is closed
                     worker.lifeline.quiet_until = self._judge.quiet_until  # before the renewal lets it judge others
                     worker.lifeline.renewed(renewal)
-            elif worker in self._processes:
-                self._loop.call(partial(worker.kill, "it was declared dead"))
+            else:
+                worker.kill("it was declared dead")
         return self._lease / 3

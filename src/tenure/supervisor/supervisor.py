@@ -1,20 +1,23 @@
 """The supervisor: starts workers, renews their leases, detects their deaths, and settles their jobs. No user code.
 
-It has four threads, so that none of its duties delays another:
+It has five threads, so that none of its duties delays another:
 
 1. *main* starts and stops workers. It is notified of an exit at once (pidfd), kills what is left of the process group,
    and only then settles each lease the worker held: guilty jobs by their verdict, the others by the cause of the exit.
-2. *renew* extends the leases of living workers every lease/3, on a connection of its own.
-3. *urgent* rescues, promotes and fires ticks, 4. *maintain* does the rest, both on another connection.
+2. *fence* kills workers whose leases could not be renewed in time. It waits for nothing, not even the store.
+3. *renew* extends the leases of living workers every lease/3, on a connection of its own.
+4. *urgent* rescues, promotes and fires ticks, 5. *maintain* does the rest, both on another connection.
 
-`Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, watch.py (checks from outside),
-settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), traces.py, outage.py.
+`Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, fence.py, watch.py (checks from
+outside), settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), traces.py,
+outage.py.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +35,7 @@ from tenure.maintenance.duty import Duty
 from tenure.maintenance.holder import LeaseHolder, identity
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store
+from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.orders import Orders
 from tenure.supervisor.outage import Outage
@@ -73,14 +77,16 @@ class Parts:
     watch: Watch
     renewer: Renewer
     renewing: Duty
+    fencing: Duty
     orders: Orders
 
     def start(self) -> None:
         self.alarm.start()
+        self.fencing.start()
         self.renewing.start()
 
     def close(self) -> None:
-        for part in (self.renewing, self.shared.maintenance, self.alarm):
+        for part in (self.renewing, self.fencing, self.shared.maintenance, self.alarm):
             part.stop()
         self.shared.store.close()
         self.renewals.close()
@@ -122,6 +128,7 @@ class Supervisor:
     # ── the main loop ──
 
     def run(self) -> int:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, no exit of a worker is told
         self._loop.on_stop_signal(self._stop)
         for _ in range(self._options.workers):
             self._processes.start("worker")
@@ -297,6 +304,7 @@ class Supervisor:
         )
         renewer, failed, away = Renewer(shared, renewals), self._duty_failed, outage.begin
         renewing = Duty("tenure-renew", renewer.step, failed=failed, unavailable=away)
+        fencing = Duty("tenure-fence", Fence(shared).step, failed=failed)
         orders = Orders(shared, self._drain_on_order)
         for row in (*upkeep.rows(), orders.row):
             maintenance.rest.add(row)
@@ -305,7 +313,7 @@ class Supervisor:
         if not (self._options.until_empty or self._options.reload):  # these end soon, or on purpose
             processes.spares.wanted = settings.spares
         maintenance.scan()
-        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing, orders)
+        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing, fencing, orders)
         parts.start()
         maintenance.start(failed=failed, unavailable=away)
         return parts

@@ -1,4 +1,4 @@
-"""Watches workers from outside: for an expiring lease, a SIGSTOP, a stalled loop, an exit that is overdue."""
+"""Watches workers from outside: for a SIGSTOP, a stalled loop, an exit that is overdue."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ END_SECONDS = 13.0  #: past the grace: a worker reports code that did not stop a
 
 
 class Watch:
-    """Checks each worker once a turn of the main thread. Calls `noted` when there is a stall to store.
-
-    It never waits for the store: while that does not answer, it has to kill workers before their leases end.
-    """
+    """Checks each worker once a turn of the main thread. Calls `noted` when there is a stall to store."""
 
     def __init__(self, shared: Shared, noted: Callable[[], None]) -> None:
         self._shared, self._noted = shared, noted
@@ -46,10 +43,7 @@ class Watch:
                 self._check(worker, now)
 
     def _check(self, worker: WorkerProcess, now: float) -> None:
-        if worker.lifeline.kill_at and now > worker.lifeline.kill_at:
-            worker.lifeline.fence()
-            worker.kill("its lease could not be renewed in time")
-        elif is_stopped(worker.process.pid):
+        if is_stopped(worker.process.pid):
             worker.stopped_since = worker.stopped_since or now
             if now - worker.stopped_since > self._shared.settings.lease / 3:
                 worker.kill(f"it was stopped (SIGSTOP) for {spell(now - worker.stopped_since)}")

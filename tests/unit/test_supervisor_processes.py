@@ -1,0 +1,156 @@
+"""Worker processes as their supervisor sees them: killed from any thread, and watched beside a store that is silent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tenure.supervisor.fence import Fence
+from tenure.supervisor.mainloop import MainLoop
+from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.watch import Watch
+from waiting import until
+
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(1000)")
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerProcess]:
+    worker = WorkerProcess.start(SLEEPER)
+    worker.registered = True
+    yield worker
+    worker.end()
+
+
+def fenced(worker: WorkerProcess, now: float) -> bool:
+    shared: Any = SimpleNamespace(boot=lambda: now, processes=[worker])
+    Fence(shared).step()
+    return worker.lifeline.fenced
+
+
+def test_a_worker_is_killed_once_its_lease_is_about_to_end(worker: WorkerProcess) -> None:
+    assert not fenced(worker, 1000.0), "it has no lease yet"
+    worker.lifeline.kill_at = 24.0
+    assert not fenced(worker, 24.0)
+    assert fenced(worker, 24.1)
+    ended = worker.wait()
+    assert ended is not None
+    assert (ended.code, worker.kill_reason) == (-9, "its lease could not be renewed in time")
+
+
+def test_what_killed_a_worker_first_is_what_it_is_settled_by(worker: WorkerProcess) -> None:
+    worker.lifeline.kill_at = 24.0
+    worker.kill("one of its jobs hung")
+    assert not fenced(worker, 25.0)
+    assert worker.kill_reason == "one of its jobs hung"
+
+
+def test_a_pid_is_not_killed_once_its_process_was_reaped(
+    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    worker.kill("it was told to")
+    assert worker.wait() is not None
+    monkeypatch.setattr("tenure.supervisor.process.kill_group", killed.append)
+    worker.kill("it was declared dead")
+    worker.lifeline.kill_at = 24.0
+    assert not fenced(worker, 25.0), "how it ended is known already"
+    assert (killed, worker.kill_reason, worker.wait()) == ([], "it was told to", None)
+
+
+def test_a_worker_can_be_killed_while_its_supervisor_waits_for_its_end(worker: WorkerProcess) -> None:
+    """As where a process is not told of an exit, and waits once the link to the worker has closed."""
+    ended: list[Any] = []
+    waits = threading.Thread(target=lambda: ended.append(worker.wait()))
+    waits.start()
+    worker.kill("it was told to")
+    waits.join(30.0)
+    assert [each.code for each in ended] == [-9]
+
+
+class Stalls:
+    """A watch of one worker whose loop is blocked, beside a store that answers when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.answers, self.answered, self.task = 2.0, threading.Event(), 0, "pack"
+        self.told: list[Any] = []
+        self.worker = SimpleNamespace(
+            id="w",
+            registered=True,
+            ready=True,
+            drained=False,
+            kill_reason="",
+            stall="",
+            stall_reported=0.0,
+            stalled_at=0.0,
+            blockers=(),
+            stopped_since=None,
+            end_by=1000.0,
+            process=SimpleNamespace(pid=os.getpid()),
+            dump=SimpleNamespace(fileno=lambda: 0),
+            hello={"functions": {"pack": ("shop.py", "pack")}},
+            lifeline=SimpleNamespace(tick=0.5),
+        )
+        self.loop = MainLoop()
+        shared: Any = SimpleNamespace(
+            boot=lambda: self.now,
+            outage=SimpleNamespace(ongoing=False),
+            processes=[self.worker],
+            store=SimpleNamespace(search=self.search),
+            loop=self.loop,
+            events=SimpleNamespace(emit=self.told.append),
+        )
+        monkeypatch.setattr("tenure.supervisor.stalls.dump", lambda *_: "")
+        monkeypatch.setattr("tenure.supervisor.stalls.name", lambda *_: (self.task, "shop.py:7"))
+        self.watch = Watch(shared, lambda: None)
+
+    def search(self, *_: object, **__: object) -> Any:
+        assert self.answers.wait(30.0)
+        self.answered += 1
+        return SimpleNamespace(jobs=[SimpleNamespace(id=f"job {self.answered}")])
+
+    def hear(self, count: int) -> None:
+        until(lambda: self.loop.turn(0.1) or len(self.told) >= count, "the words of it")
+
+
+def test_a_stall_is_noted_at_once_though_the_store_does_not_say_which_jobs_it_holds_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stalls = Stalls(monkeypatch)
+    stalls.watch.turn()
+    assert stalls.worker.stall == "its loop is blocked by pack at shop.py:7"
+    assert (stalls.answered, stalls.told) == (0, [])
+    stalls.answers.set()
+    stalls.hear(1)
+    assert stalls.told[0].job_ids == stalls.worker.blockers == ("job 1",)
+
+
+def test_the_jobs_of_an_earlier_stall_are_not_blamed_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = Stalls(monkeypatch)
+    stalls.answers.set()
+    stalls.watch.turn()
+    stalls.hear(1)
+    stalls.now, stalls.worker.lifeline.tick, stalls.task = 10.0, 10.0, ""
+    stalls.watch.turn()
+    assert stalls.worker.stall == ""
+    stalls.now = 12.0
+    stalls.watch.turn()
+    assert stalls.worker.stall.startswith("its loop is blocked by unknown code")
+    assert stalls.worker.blockers == ()
+
+
+def test_a_stall_that_is_over_when_the_store_answers_is_told_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = Stalls(monkeypatch)
+    stalls.watch.turn()
+    stalls.now = stalls.worker.lifeline.tick = 3.0
+    stalls.watch.turn()
+    assert stalls.worker.stall == ""
+    stalls.answers.set()
+    stalls.hear(1)
+    assert (stalls.told[0].job_ids, stalls.told[0].seconds, stalls.worker.blockers) == (("job 1",), 1.5, ())
