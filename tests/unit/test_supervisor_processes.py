@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +31,9 @@ def worker() -> Iterator[WorkerProcess]:
 
 
 def fenced(worker: WorkerProcess, now: float) -> bool:
-    shared: Any = SimpleNamespace(boot=lambda: now, processes=[worker])
-    Fence(shared).step()
+    shared: Any = SimpleNamespace(boot=lambda: now, processes=[worker], settings=SimpleNamespace(lease=1.0))
+    pause = Fence(shared).step()
+    assert pause < 0.2, "the kill is at four fifths of the lease, and others rescue its jobs when it ends"
     return worker.lifeline.fenced
 
 
@@ -42,6 +45,39 @@ def test_a_worker_is_killed_once_its_lease_is_about_to_end(worker: WorkerProcess
     ended = worker.wait()
     assert ended is not None
     assert (ended.code, worker.kill_reason) == (-9, "its lease could not be renewed in time")
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+print(child.pid, file=open(sys.argv[1], "w"), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("first", ["it is killed", "it has died"])
+def test_what_a_worker_left_outside_its_group_ends_with_its_lease_though_nobody_has_reaped_it(
+    tmp_path: Path, first: str
+) -> None:
+    told = tmp_path / "pid"
+    worker = WorkerProcess.start((sys.executable, "-c", PARENT, str(told)))
+    worker.registered, worker.lifeline.kill_at = True, 24.0
+    try:
+        child = int(until(lambda: told.exists() and told.read_text().strip(), "its child"))
+        if first == "it has died":
+            os.kill(worker.process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        assert fenced(worker, 25.0)
+        until(lambda: not alive(child), "its child to end")
+    finally:
+        worker.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 def test_what_killed_a_worker_first_is_what_it_is_settled_by(worker: WorkerProcess) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from tenure.core.host import end_leftovers
+from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.shared import Shared
-
-CHECK_SECONDS = 0.25
 
 
 class Fence:
     """Kills each worker whose lease could not be renewed in time: others may rescue its jobs soon.
 
     A worker does that itself, unless its code holds the GIL. The main thread can't do it: it settles and registers
-    workers, and waits for the store, for files and for whoever reads its log.
+    workers, and waits for the store, for files and for whoever reads its log. So what a worker left behind outside its
+    process group is killed here, too, until the main thread has removed that worker.
     """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._pause = min(0.25, shared.settings.lease / 30)  # well before the lease ends, after four fifths of it
 
     def step(self) -> float:
-        now = self._shared.boot()
-        for worker in self._shared.processes:
-            if worker.registered and 0.0 < worker.lifeline.kill_at < now:
-                worker.fence()
-        return CHECK_SECONDS
+        late = [worker for worker in self._shared.processes if self._is_late(worker)]
+        for worker in late:
+            worker.fence()
+        for worker in late:
+            end_leftovers(worker.token, patience=0.0)
+        return self._pause
+
+    def _is_late(self, worker: WorkerProcess) -> bool:
+        return worker.registered and 0.0 < worker.lifeline.kill_at < self._shared.boot()
