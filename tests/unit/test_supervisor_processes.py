@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tenure.core.host import kill_carriers, kill_group
 from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess
@@ -30,9 +31,13 @@ def worker() -> Iterator[WorkerProcess]:
     worker.end()
 
 
+def fence(*workers: WorkerProcess, now: float = 25.0) -> Fence:
+    shared: Any = SimpleNamespace(boot=lambda: now, processes=workers, settings=SimpleNamespace(lease=1.0))
+    return Fence(shared)
+
+
 def fenced(worker: WorkerProcess, now: float) -> bool:
-    shared: Any = SimpleNamespace(boot=lambda: now, processes=[worker], settings=SimpleNamespace(lease=1.0))
-    pause = Fence(shared).step()
+    pause = fence(worker, now=now).step()
     assert pause < 0.2, "the kill is at four fifths of the lease, and others rescue its jobs when it ends"
     return worker.lifeline.fenced
 
@@ -59,18 +64,81 @@ time.sleep(1000)
 def test_what_a_worker_left_outside_its_group_ends_with_its_lease_though_nobody_has_reaped_it(
     tmp_path: Path, first: str
 ) -> None:
-    told = tmp_path / "pid"
-    worker = WorkerProcess.start((sys.executable, "-c", PARENT, str(told)))
-    worker.registered, worker.lifeline.kill_at = True, 24.0
+    worker, child = with_child(tmp_path / "pid")
     try:
-        child = int(until(lambda: told.exists() and told.read_text().strip(), "its child"))
         if first == "it has died":
-            os.kill(worker.process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
-        assert fenced(worker, 25.0)
+            die(worker, signal.SIGSEGV)
+        assert fenced(worker, 25.0) == (first == "it is killed"), "of one that has died how it ended is known"
         until(lambda: not alive(child), "its child to end")
+        ended = worker.wait()
+        assert ended is not None
+        expected = (-9, "its lease could not be renewed in time") if first == "it is killed" else (-11, "")
+        assert (ended.code, worker.kill_reason) == expected
     finally:
         worker.end()
+
+
+def test_all_that_late_workers_left_is_looked_for_at_once_and_not_again_once_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[str]] = []
+
+    def look(tokens: set[str]) -> set[str]:
+        looks.append(set(tokens))
+        return kill_carriers(tokens)
+
+    monkeypatch.setattr("tenure.supervisor.fence.kill_carriers", look)
+    (one, child), (other, another) = (with_child(tmp_path / name) for name in ("one", "other"))
+    late = fence(one, other)
+    try:
+        late.step()
+        assert looks == [{one.token, other.token}]
+        until(lambda: not alive(child) and not alive(another), "their children to end")
+        until(lambda: not kill_carriers([one.token, other.token]), "all of them to be gone")
+        late.step()
+        late.step()
+        assert len(looks) == 2
+    finally:
+        one.end()
+        other.end()
+
+
+def with_child(told: Path) -> tuple[WorkerProcess, int]:
+    """A worker that is late, and a process that it has started in another session."""
+    worker = WorkerProcess.start((sys.executable, "-c", PARENT, str(told)))
+    worker.registered, worker.lifeline.kill_at = True, 24.0
+    return worker, int(until(lambda: told.exists() and told.read_text(encoding="utf-8").strip(), "its child"))
+
+
+def die(worker: WorkerProcess, number: int) -> None:
+    """It has ended by itself, and nobody has reaped it."""
+    os.kill(worker.process.pid, number)
+    os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_worker_that_has_died_is_not_settled_as_one_that_was_killed(worker: WorkerProcess) -> None:
+    die(worker, signal.SIGSEGV)
+    worker.kill("it was declared dead")
+    ended = worker.wait()
+    assert ended is not None
+    assert (ended.code, worker.kill_reason) == (-11, "")
+
+
+def test_a_stop_signal_may_come_in_the_middle_of_a_kill(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler kills all workers, in the thread that is killing one."""
+    reasons = ["a stop signal"]
+
+    def interrupted(pid: int) -> None:
+        kill_group(pid)
+        if reasons:
+            worker.kill(reasons.pop())
+
+    monkeypatch.setattr("tenure.supervisor.process.kill_group", interrupted)
+    kills = threading.Thread(target=worker.kill, args=("it was told to",), daemon=True)
+    kills.start()
+    kills.join(30.0)
+    assert not kills.is_alive()
+    assert worker.kill_reason == "it was told to"
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tenure.core.clock import HOST_ENV
@@ -116,31 +117,34 @@ def end_leftovers(token: str, patience: float = 5.0) -> bool:
     """
     deadline = time.monotonic() + patience
     while True:
-        left = _carriers(token)
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
+        left = kill_carriers([token])
         if not left or time.monotonic() > deadline:
             return not left
         time.sleep(0.002)
 
 
-def _carriers(token: str) -> list[int]:
-    marker = f"{TOKEN_ENV}={token}".encode()
+def kill_carriers(tokens: Iterable[str]) -> set[str]:
+    """Kill all processes that have one of these tokens in their environment. Returns the tokens that were found."""
+    markers = {f"{TOKEN_ENV}={token}".encode(): token for token in tokens}
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     except OSError:
-        return []
-    return [pid for pid in pids if pid != os.getpid() and _carries(pid, marker) and started(pid)]
+        return set()
+    found: set[str] = set()
+    for pid in pids:
+        mark = next((each for each in _environment(pid) if each in markers), None)
+        if mark is not None and pid != os.getpid() and started(pid):
+            found.add(markers[mark])
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    return found
 
 
-def _carries(pid: int, marker: bytes) -> bool:
+def _environment(pid: int) -> list[bytes]:
     try:
-        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
+        return []
 
 
 def cause_of(code: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenure.core.host import end_leftovers
+from tenure.core.host import kill_carriers
 from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.shared import Shared
 
@@ -17,14 +17,16 @@ class Fence:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._ended: set[str] = set()  #: tokens of late workers that have left nothing behind
         self._pause = min(0.25, shared.settings.lease / 30)  # well before the lease ends, after four fifths of it
 
     def step(self) -> float:
-        late = [worker for worker in self._shared.processes if self._is_late(worker)]
-        for worker in late:
+        late = {worker.token: worker for worker in self._shared.processes if self._is_late(worker)}
+        for worker in late.values():
             worker.fence()
-        for worker in late:
-            end_leftovers(worker.token, patience=0.0)
+        self._ended &= late.keys()
+        if left := late.keys() - self._ended:  # a look at every process takes time, which others do not have
+            self._ended |= left - kill_carriers(left)
         return self._pause
 
     def _is_late(self, worker: WorkerProcess) -> bool:

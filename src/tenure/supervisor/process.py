@@ -14,7 +14,7 @@ from math import inf
 from typing import IO, Any, NamedTuple
 
 from tenure.core.durations import spell
-from tenure.core.host import TOKEN_ENV, kill_group, new_token, worker_id
+from tenure.core.host import TOKEN_ENV, kill_group, new_token, started, worker_id
 from tenure.core.lifecycle import Crashed, Outcome
 from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Runner
@@ -61,7 +61,8 @@ class WorkerProcess:
     stalled_at: float = -inf  #: when its loop was last seen blocked, by the boot clock
     blockers: tuple[str, ...] = ()  #: the jobs of the task that the last stall named
     blocked_at: str = ""  #: and its file and line
-    _reaping: threading.Lock = field(default_factory=threading.Lock)
+    # A stop signal may come in the middle of a kill, and kills from its handler: the same thread then takes it again.
+    _reaping: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
     def start(cls, command: Sequence[str]) -> WorkerProcess:
@@ -123,20 +124,21 @@ class WorkerProcess:
     def kill(self, reason: str) -> None:
         """Kill its process group, unless it was reaped: then its pid may be another's. From any thread.
 
-        The first reason is kept.
+        The first reason is kept; none if it has ended by itself, for it is settled by how it ended.
         """
         with self._reaping:
             if self.process.returncode is None:
-                self.kill_reason = self.kill_reason or reason
+                if started(self.process.pid):
+                    self.kill_reason = self.kill_reason or reason
                 kill_group(self.process.pid)
 
     def fence(self) -> None:
         """Kill it as its lease is about to end: none of its jobs is charged. From any thread."""
         with self._reaping:
-            if self.process.returncode is None and not self.kill_reason:
-                self.lifeline.fence()
-                self.kill_reason = "its lease could not be renewed in time"
-                kill_group(self.process.pid)
+            if not self.kill_reason:
+                self.kill("its lease could not be renewed in time")
+                if self.kill_reason:
+                    self.lifeline.fence()
 
     def wait(self) -> Ended | None:
         """Reap the process and return how it ended; None if it was reaped before."""

@@ -28,7 +28,6 @@ class Renewer:
         self.landed = renewal
         if workers or not self._processes.ending:  # an empty renewal proves nothing
             self._judge.renewed(renewal.sent, alive)
-        self._outage.end()
         for worker in workers:
             if worker.id in alive:
                 with suppress(ValueError):  # the worker has ended meanwhile, and its shared memory is closed
@@ -36,4 +35,5 @@ class Renewer:
                     worker.lifeline.renewed(renewal)
             else:
                 worker.kill("it was declared dead")
+        self._outage.end()  # last: it writes to the log, which may not be read
         return self._lease / 3
