@@ -29,7 +29,7 @@ import tenure.app.backends
 import tenure.maintenance.maintenance
 import tenure.tasks.once
 from tenure.config import Settings
-from tenure.core.lifecycle import Cancelled, Failed, Released, Snoozed
+from tenure.core.lifecycle import Cancelled, Failed, Released, Snoozed, Suspended
 from tenure.ports import Draft, Landed, Notifier, OnLoop, Store
 from tenure.worker.worker import Worker
 
@@ -91,7 +91,7 @@ class Spot(NamedTuple):
 
 _FINISHES = (
     *(Spot("finish"), Spot("finish a failure", "finish"), Spot("finish a snooze", "finish")),
-    *(Spot("finish a cancel", "finish"), Spot("finish a release", "finish")),
+    *(Spot("finish a cancel", "finish"), Spot("finish a release", "finish"), Spot("finish a suspension", "finish")),
 )
 _JOINS = (Spot("commit", "transaction", TRANSACTIONS), Spot("enqueue in a transaction", "enqueue", TRANSACTIONS))
 
@@ -102,6 +102,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         Spot("finish in a transaction", "finish", TRANSACTIONS),
         Spot("commit", "transaction", TRANSACTIONS),
         Spot("enqueue alone", "enqueue_on_loop"),
+        Spot("enqueue gathered jobs", "enqueue"),
         Spot("announce"),
         Spot("refused"),
         Spot("admit"),
@@ -121,6 +122,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
     "client": (
         Spot("enqueue"),
         Spot("enqueue a batch", "enqueue"),
+        Spot("enqueue a flow", "enqueue"),
         Spot("enqueue alone", "enqueue_on_loop"),
         Spot("rewrite"),
         Spot("change_limits"),
@@ -143,6 +145,7 @@ HANDLERS = (
     "between a checkpoint and the next effect",
     "after the function of once, before its record",
     "between two effects in a transaction",
+    "after the function of a gather, before its list is stored",
 )
 
 
@@ -263,7 +266,10 @@ def process() -> Process:
 
 # ── What a call is, in the words of the table ───────────────────────────────────────────────────────────────────
 
-_KINDS = ((Failed, "failure"), (Snoozed, "snooze"), (Cancelled, "cancel"), (Released, "release"))
+_KINDS = (
+    *((Failed, "failure"), (Snoozed, "snooze"), (Cancelled, "cancel"), (Released, "release")),
+    (Suspended, "suspension"),
+)
 
 
 def _called(verb: str, args: Sequence[Any], options: Mapping[str, Any]) -> list[str]:
@@ -280,6 +286,8 @@ def _called(verb: str, args: Sequence[Any], options: Mapping[str, Any]) -> list[
             return ["finish", *(f"finish a {name}" for kind, name in _KINDS if kind in kinds)]
         case "enqueue" if joins:
             return ["enqueue in a transaction"]
+        case "enqueue" if given and given[0].links is not None:
+            return ["enqueue a flow" if given[0].links.flow else "enqueue gathered jobs"]
         case "enqueue":
             return ["enqueue a batch" if len(args[0]) > 1 else "enqueue"]
         case "change":

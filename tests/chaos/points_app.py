@@ -18,7 +18,7 @@ from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from crash.shop import note
-from tenure import Fail, Job, Retry, Snooze, Task, Tenure
+from tenure import Fail, Job, NewJob, Retry, Snooze, Task, Tenure, outputs
 from tenure.app.backends import open_store
 from tenure.app.processes import load_app
 from tenure.core.lifecycle import Released, State
@@ -35,6 +35,7 @@ MOST_WAITING = 12
 LATER = 3  #: rounds after which a client comes back to what it left
 BATCH = [f"batch {n}" for n in range(5)]
 STEPS = 3
+PARTS = [f"part {n}" for n in range(3)]
 
 jobs = Tenure(retry=Retry(30, base="50ms", cap="200ms"))
 often = jobs.task(max_crashes=20)
@@ -188,6 +189,34 @@ async def fails(job: Job) -> None:
         raise Fail("for good", final=True)
 
 
+@often
+async def gathers(job: Job) -> int:
+    """Its list is made until it is stored, and then never again."""
+
+    def listed() -> list[NewJob[int]]:
+        note(job, "listed")
+        here().reach("after the function of a gather, before its list is stored")
+        return [plain.bind(0.0) for _ in range(STEPS)]
+
+    with noted(job):
+        note(job, f"gathered {len(await job.agather('parts', listed))}")
+    return job.attempt
+
+
+@jobs.task(max_crashes=20, signals={"go": int})
+async def expects(job: Job) -> int:
+    with noted(job):
+        note(job, f"heard {await job.aexpect('go', int)}")
+    return job.attempt
+
+
+@often
+async def adds(job: Job, parts: list[int]) -> int:
+    with noted(job):
+        note(job, f"given {len(parts)}")
+    return job.attempt
+
+
 @jobs.task(max_crashes=20, limit=one)
 async def by_itself(job: Job) -> int:
     return await _limited(job)
@@ -222,7 +251,10 @@ LIMITED: tuple[Task[..., Any], ...] = (by_itself, beside_one, of_both)
 #: What every round leaves behind, by the task's name: {name: task}.
 SINGLES: dict[str, Task[..., Any]] = {
     each.name: each
-    for each in (threaded, alone, flaky, sleepy, steps, pays, parent, gives_away, waits, fails, lingers, *LIMITED)
+    for each in (
+        *(threaded, alone, flaky, sleepy, steps, pays, parent, gives_away, waits, fails, lingers, *LIMITED),
+        *(gathers, expects),
+    )
 }
 
 
@@ -254,7 +286,10 @@ class Client:
         asyncio.run(new(plain, "lone").aenqueue(0.0))
         keyed = new(plain, "keyed", unique=f"key {number}").enqueue(0.0)
         new(plain, "then", after=[keyed]).enqueue(0.0)
-        self._store.signal(str(id_of(number, "far")), "own:go", "1")
+        new(expects, "early", delay="200ms").enqueue().signal("go", number)
+        with jobs.flow("parts", unique=str(number)) as flow:
+            parts = [flow.add(new(plain, name).bind(0.0)) for name in PARTS]
+            flow.add(new(adds, "sum").bind(outputs(parts)))
         if far := self._store.get(str(id_of(number, "far"))):
             self._store.rewrite([(Text("payload", far.id, "", far.payload), far.payload)])
         if self._joins:
@@ -262,6 +297,7 @@ class Client:
             self._join(number)
         self._store.promote_now([str(id_of(number, "far"))])
         self._cancel(id_of(number, "waits"))
+        expects.handle(id_of(number, "expects")).signal("go", number)  # late: it waits by now, most likely
         jobs.once(f"round {number}", lambda: here().write(f"- 0 acted {number}"))
         for paused in (True, False):
             self._store.pause("nobody's", paused=paused)

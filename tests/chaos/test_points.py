@@ -39,7 +39,7 @@ from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier
 
 from . import points
 from .points import PERMITS, ROLES, TRANSACTIONS, Folder
-from .points_app import BATCH, ROWS, SINGLES, STEPS, STOP, id_of
+from .points_app import BATCH, PARTS, ROWS, SINGLES, STEPS, STOP, id_of
 
 LEASE = "3s"
 TESTS = Path(__file__).parents[1]
@@ -334,9 +334,10 @@ class Walk:
         def there(name: str) -> bool:
             return self.site.store.get(str(id_of(number, name))) is not None
 
-        batch = [name for name in BATCH if there(name)]
-        if len(batch) not in (0, len(BATCH)):
-            yield f"round {number}: of a batch there is only {batch}"
+        for what in (BATCH, [*PARTS, "sum"]):
+            stored = [name for name in what if there(name)]
+            if len(stored) not in (0, len(what)):
+                yield f"round {number}: of {what} there is only {stored}"
         if TRANSACTIONS in self.has and there("joined") != bool(self.rows(str(id_of(number, "joined")))):
             yield f"round {number}: of a job and its row there is only one"
 
@@ -466,11 +467,12 @@ class Judge:
         for task in strangers.keys() - KNOWN:
             found.append(f"{strangers[task]} jobs of {task} that nobody asked for")
         found += self._of_places(expected)
+        found += self._of_flows()
         return [*found, *self._of_ticks(), *self._of_guards(), *self._of_once(), *self._of_rows()]
 
     def _names(self) -> list[str]:
         joins = ["hands_in", "joined"] if TRANSACTIONS in self.walk.has else []
-        return [*SINGLES, *BATCH, *joins, "lone", "later", "keyed", "then", "far"]
+        return [*SINGLES, *BATCH, *joins, *PARTS, "sum", "early", "lone", "later", "keyed", "then", "far"]
 
     def _said(self, job: str, event: str) -> list[Line]:
         return [line for line in self.of[job] if line.event.startswith(event)]
@@ -498,6 +500,10 @@ class Judge:
             yield from _of_steps(self.of[view.id])
         if name == "pays":
             yield from _of_receipts(self.of[view.id])
+        if name == "gathers":
+            yield from _of_list(
+                self.of[view.id], [number for number, each in attempts.items() if each.outcome == "suspended"]
+            )
 
     def _of_result(self, view: JobView) -> Iterator[str]:
         mine = self.runs.get(view.id, [])
@@ -528,6 +534,18 @@ class Judge:
         for view in self.site.store.keys(limit=1000):
             if view.held or view.waiting:
                 yield f"{view.held} places of {view.key} are held, {view.waiting} jobs wait for one, and no job is live"
+
+    def _of_flows(self) -> Iterator[str]:
+        """The last step begins after the ends of those whose results it is given, and a signal is the one sent."""
+        for number in range(1, self.rounds + 1):
+            for name in ("expects", "early"):
+                heard = {line.event for line in self._said(str(id_of(number, name)), "heard")}
+                if heard != {f"heard {number}"}:
+                    yield f"round {number}: {name} {sorted(heard)}"
+            ends = [max(run.last for run in self.runs.get(str(id_of(number, name)), ())) for name in PARTS]
+            for run in self.runs.get(str(id_of(number, "sum")), ()):
+                if run.begin < max(ends):
+                    yield f"round {number}: a flow's last step began {max(ends) - run.begin:.3f} s too early"
 
     def _of_ticks(self) -> Iterator[str]:
         ticks = sorted(self.site.store.ticks("each_second", limit=100_000), key=lambda each: each.tick)
@@ -620,6 +638,15 @@ def _of_receipts(lines: Sequence[Line]) -> Iterator[str]:
         given |= line.event.startswith("receipt ")
         if given and line.event.startswith("paid "):
             yield f"paid again in attempt {line.attempt}, after it had a receipt"
+
+
+def _of_list(lines: Sequence[Line], suspended: Sequence[int]) -> Iterator[str]:
+    """Jobs to gather are listed until the list is stored, and all of their results are given."""
+    listed = [line.attempt for line in lines if line.event == "listed"]
+    if suspended and (again := [attempt for attempt in listed if attempt > min(suspended)]):
+        yield f"made its list again in attempts {again}, after it had waited for it in attempt {min(suspended)}"
+    if {line.event for line in lines if line.event.startswith("gathered ")} != {f"gathered {STEPS}"}:
+        yield f"has not gathered {STEPS} results"
 
 
 def _all(store: Store) -> Iterator[JobView]:
