@@ -56,10 +56,11 @@ class Line(NamedTuple):
 
 def alive(pid: int) -> bool:
     """Is it there, and not only its zombie?"""
-    return _state(pid) not in ("", "Z", "X")
+    return state(pid) not in ("", "Z", "X")
 
 
-def _state(pid: int) -> str:
+def state(pid: int) -> str:
+    """As the kernel says: R, S, D, T, Z …; '' if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:

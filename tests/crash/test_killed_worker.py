@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import statistics
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from . import shop
 from .conftest import Tell
-from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread
+from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread, state
 
 KILLS = 50 if FULL else 4
 ROUNDS = 15 if FULL else 3
@@ -156,17 +154,9 @@ def test_with_a_spare_a_killed_workers_job_starts_again_sooner_than_without(site
 
 
 def ready(supervisor: Supervised, victim: int, spares: int) -> bool:
-    """Have all spares loaded what they can? Then they use no more CPU."""
-    others = sorted(set(supervisor.workers()) - {victim})
-    before = [cpu(pid) for pid in others]
-    time.sleep(0.3)
-    return len(others) == spares and before == [cpu(pid) for pid in others] and all(before)
-
-
-def cpu(pid: int) -> int:
-    """Ticks of CPU that it has used."""
-    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
-    return int(words[11]) + int(words[12])
+    """Have all spares loaded what they can? Then they sleep, until they are told to load the app."""
+    others = set(supervisor.workers()) - {victim}
+    return len(others) == spares and all(state(pid) == "S" for pid in others)
 
 
 def test_a_spare_that_has_died_is_not_missed(site: Site) -> None:

@@ -11,7 +11,7 @@ class Fence:
     """Kills each worker whose lease could not be renewed in time: others may rescue its jobs soon.
 
     A worker does that itself, unless its code holds the GIL. The main thread can't do it: it settles and registers
-    workers, and waits for the store, for files and for whoever reads its log. So what a worker left behind outside its
+    workers, and waits for the store, for files and for the reader of its log. So what a worker left behind outside its
     process group is killed here, too, until the main thread has removed that worker.
     """
 

@@ -21,8 +21,8 @@ from tenure.ports import Runner
 from tenure.worker.link import Link
 
 HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
-_REAP_SECONDS = 0.01
 RECENT_SECONDS = 5.0  #: after a stall, until its worker has stored what its jobs reported meanwhile
+_REAP_SECONDS = 0.01  #: between two looks whether it has ended, where no pidfd tells
 
 
 class Ended(NamedTuple):
