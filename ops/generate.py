@@ -412,7 +412,7 @@ RULES = (
     ),
     Rule(
         "TenureWaitsHeld",
-        _of("admission-held", "flow-held", "limit-behind", "waits-long"),
+        _of("admission-held", "flow-held", "limit-behind", "waits-long", "wait-lost"),
         "5m",
         "warning",
         "Jobs that wait for others, for a signal or for a place do not go on ({{ $labels.kind }}).",

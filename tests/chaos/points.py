@@ -127,7 +127,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         Spot("rewrite"),
         Spot("change_limits"),
         *_JOINS,
-        *map(Spot, ("announce", "cancel", "promote_now", "signal", "skip", "replay", "delete", "pause", "swap")),
+        *map(Spot, ("announce", "cancel", "promote_now", "signal", "skip", "ask", "replay", "delete", "pause", "swap")),
     ),
     "embedded worker": tuple(map(Spot, ("register", "claim", "progress", "finish", "renew", "settle", "announce"))),
     "guard": (

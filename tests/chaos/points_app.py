@@ -329,6 +329,7 @@ class Client:
         dead, done = str(id_of(number, "fails")), str(id_of(number, "later"))
         here().write(f"{dead} 0 replaying", f"{done} 0 deleting")
         self._store.skip([dead])
+        self._store.ask([dead])  # as if its ask was lost
         self._store.replay([dead])
         self._store.delete([done])
 

@@ -229,6 +229,29 @@ def assert_sound(store: Store) -> None:
         assert all(attempt <= view.attempt for attempt in ended), ended
 
 
+def lose_asks(store: Store) -> None:
+    """What `admit` has to look at is lost, as no fault that Tenure names may do."""
+    from tenure.stores.memory import MemoryStore
+    from tenure.stores.postgres import PostgresStore
+    from tenure.stores.redis import RedisStore
+    from tenure.stores.sqlite import SqliteStore
+
+    below: Any = store
+    while hasattr(below, "beneath"):
+        below = below.beneath
+    match below:
+        case MemoryStore():
+            below._known.asks.clear()
+        case SqliteStore():
+            below._file.write(lambda connection: connection.execute("DELETE FROM asks"))
+        case PostgresStore():
+            below._server.run(lambda connection: connection.execute(below._sql("DELETE FROM @.asks")))
+        case RedisStore():
+            below._server.run("DEL", f"{below._server.prefix}asks", f"{below._server.prefix}asked")
+        case _:
+            raise AssertionError(f"no way to its asks is known: {below}")
+
+
 def patiently(call: Callable[[], T]) -> T:
     """Retry while another open transaction holds a row that the call needs: such a call changed nothing.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.factories import DAY, World, claim, claim_one, draft, finish, look, put, running, start
+from conformance.factories import DAY, World, claim, claim_one, draft, finish, look, lose_asks, put, running, start
 from tenure.core.lifecycle import (
     EXPIRED,
     LIVE,
@@ -717,6 +717,37 @@ def test_flows_are_counted_newest_first_and_go_with_their_jobs(world: World) -> 
     world.advance(8 * DAY)
     store.prune(keep=7 * DAY, keep_dead=None)
     assert [each.id for each in store.flows()] == [second]
+
+
+def test_a_job_whose_ask_was_lost_goes_on_once_it_is_asked_for_again(store: Store) -> None:
+    """W1: no ask is ever lost. If one was after all, there is a way on for each of the three that end a wait."""
+    signalled = running(store)
+    finish(store, signalled, Suspended("for a word", signal="own:go"))
+    parent = put(store)
+    told = child_of(store, parent)
+    settle_waits(store)
+    end(store, parent)
+    store.signal(signalled.job_id, "own:go", "1")
+    late = child_of(store, parent)
+    lose_asks(store)
+    assert store.waits().asks == 0
+
+    store.ask([signalled.job_id, told, parent, late])
+    assert sorted(settle_waits(store)) == sorted([signalled.job_id, told, late])
+
+
+def test_a_job_that_is_asked_for_without_cause_is_left_as_it_is(store: Store) -> None:
+    parent = put(store)
+    child = child_of(store, parent)
+    settle_waits(store)
+    plain, gone = put(store), put(store)
+    store.delete([gone])
+
+    store.ask([parent, child, plain, gone, "no-job"])
+    assert settle_waits(store) == []
+    assert [look(store, each).state for each in (parent, child, plain)] == [State.QUEUED, State.WAITING, State.QUEUED]
+    end(store, parent)
+    assert settle_waits(store) == [child]
 
 
 def test_the_edges_of_a_job_are_read_from_both_ends(store: Store) -> None:

@@ -128,7 +128,7 @@ def test_an_app_refuses_a_codec_that_is_none(codec: Any, why: str) -> None:
 PASSED_ON = frozenset(
     (
         *("capabilities", "url", "migrate", "open", "close", "upkeep", "transaction", "now", "counts", "ended"),
-        *("cancel", "promote", "promote_now", "delete", "prune", "pause", "paused", "queues", "refused", "skip"),
+        *("cancel", "promote", "promote_now", "delete", "prune", "pause", "paused", "queues", "refused", "skip", "ask"),
         "ids",
         *("admit", "register", "renew", "declare_dead", "declare_expired", "rescue", "redelivered", "hung"),
         *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits"),

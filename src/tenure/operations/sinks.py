@@ -38,6 +38,7 @@ Kind = Literal[
     "slots-held",
     "admission-held",
     "duty-late",
+    "wait-lost",
     "stuck-jobs",
     "too-long",
     "arguments-misfit",
@@ -65,6 +66,7 @@ OLDER: Mapping[str, Kind] = {
     "admission-held": "no-worker",
     "flow-held": "dead-letters",
     "waits-long": "queue-age",
+    "wait-lost": "queue-age",
     "limit-paused": "queue-age",
     "limit-behind": "queue-age",
 }

@@ -180,6 +180,10 @@ class WaitStore(WaitReads, Protocol):
         """
         ...
 
+    def ask(self, ids: Iterable[str]) -> None:
+        """Store an ask for each of these jobs: `admit` looks at those that wait, and at those that wait for these."""
+        ...
+
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         """The jobs that wait for these go on without them. NotLanded unless dead or cancelled; None: no such job."""
         ...

@@ -122,6 +122,11 @@ class MemoryWaiting(MemoryLimits):
         return [(child, self._input(edge)) for child, edge in found if child > start][:limit]
 
     @atomic
+    def ask(self, ids: Iterable[str]) -> None:
+        for each in ids:
+            self._known.ask(each)
+
+    @atomic
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return {name: self._skip(row) if row else None for name, row in self._named(ids)}
 

@@ -144,6 +144,11 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
         rows = self._server.fetch(DEPENDENTS, job_id, start or _BEFORE_ALL, limit)
         return [(row[0], _input(row[1:])) for row in rows]
 
+    def ask(self, ids: Iterable[str]) -> None:
+        sql = "INSERT INTO @.asks (item) SELECT unnest(%s::text[])"
+        wanted = [each for each in ids if is_id(each)]
+        self._server.run(lambda connection: connection.execute(self._sql(sql), (wanted,)))
+
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, lambda connection, job_id: operated.skip(connection, self._sql, job_id))
 

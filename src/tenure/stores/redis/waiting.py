@@ -119,6 +119,11 @@ class RedisWaiting(RedisLimits):
             start = rows[-1][0]
         return found
 
+    def ask(self, ids: Iterable[str]) -> None:
+        wanted = [each for each in ids if is_id(each)]
+        for first in range(0, len(wanted), MOST):
+            self._server.call("ask", *wanted[first : first + MOST])
+
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return {each: self._skip(each) if is_id(each) else None for each in dict.fromkeys(ids)}
 

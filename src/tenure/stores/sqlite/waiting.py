@@ -108,6 +108,10 @@ class SqliteWaiting(SqliteWaitReads, SqliteLimits):
 
         return self._file.write(step)
 
+    def ask(self, ids: Iterable[str]) -> None:
+        wanted = list(ids)
+        self._file.write(lambda connection: links.ask(connection, wanted))
+
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
         return self._file.write(lambda connection: {job_id: _skip(connection, job_id) for job_id in wanted})
