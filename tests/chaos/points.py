@@ -49,6 +49,7 @@ READS = frozenset(
             "holding",
             "waited_longest",
             "waits",
+            "lost_waits",
         ),
         *("limits", "keys", "holders", "parked"),
         *("fetch", "keep", "sweep"),  # of a bucket; of the store they change nothing

@@ -32,12 +32,14 @@ ALL = ("completed", "ended")
 
 
 def settle_waits(store: Store) -> list[str]:
-    """Admit until no ask is left; the jobs that were queued."""
+    """Admit until no ask is left; the jobs that were queued. What waits then waits for something."""
     admitted: list[str] = []
     for _ in range(1000):
         found = store.admit()
         admitted += [each for ids in found.jobs.values() for each in ids]
         if not found.more:
+            waiting = store.search(Filter(states=frozenset({State.WAITING})), limit=1000).jobs
+            assert store.lost_waits([job.id for job in waiting]) == {}
             return admitted
     raise AssertionError("admit never comes to an end")
 

@@ -122,6 +122,8 @@ PROMISES = {
     "only a dead or cancelled job is skipped": _in("waiting", "only_a_dead_or_cancelled_job_is_skipped"),
     "of two admitters each takes what the other has not": _in("waiting_races", "of_two_admitters_each_child_is_admitted_by_one", "a_child_that_is_stored_while_its_parents_end_is_admitted_once"),
     "a lock that an admitter does not get loses no ask": "unit/test_postgres_waiting.py",
+    "a wait whose ask was lost is found": _in("lost_waits", "a_job_waits_for_one_whose_end_was_not_noticed", "a_signal_was_not_noticed"),
+    "a wait whose ask is left is not lost": _in("lost_waits", "a_job_waits_for_one_whose_end_was_not_noticed", "a_job_was_stored_and_nobody_looked", "a_signal_was_not_noticed"),
     # ── limits ──
     "no more of a key are admitted than it has places": _in("limits", "no_more_than_the_places_of_a_key_are_queued_or_processing", "lowering_takes_nothing_away_and_admits_nobody_until_there_is_room"),
     "a job needs a place of each of its keys": _in("limits", "a_job_that_another_key_refuses_is_parked_there_and_does_not_hold_up_others", "a_job_with_two_keys_needs_a_place_of_each"),

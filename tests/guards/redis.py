@@ -155,6 +155,11 @@ TABLE = Table(
         Guard("a job is not replayed without what it needs", REPLAY, "  elseif lost then\n", "  elseif false then\n"),
         Guard("a job is not replayed without what it needs", f"{LUA}/reopen.lua", "if lost then return lost end\n", "\n", tests=HERE),
         Guard("only a dead or cancelled job is skipped", f"{LUA}/skip.lua", "if state ~= 'dead' and state ~= 'cancelled' then return {state} end\n", ""),
+        Guard("a wait whose ask was lost is found", "stores/redis/lua/lost_waits.lua", 'if missed[2] or #some == 0 and signalled(id) then', 'if #some == 0 and signalled(id) then'),
+        Guard("a wait whose ask was lost is found", "stores/redis/lua/lost_waits.lua", '#some == 0 and signalled(id) then', 'false then'),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", ' and not asked(id) then', ' then'),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", ' and not asked(parent) then', ' then'),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", 'not (shared and asked(key)) and ', ''),
         # ── limits ──
         Guard("no more of a key are admitted than it has places", KEYS, "free = state.bounds.concurrency - state.count.held", "free = state.bounds.concurrency"),
         Guard("a job needs a place of each of its keys", GIVE, "if room_of(opened(each[1], each[2])) == 0 then", "if room_of(opened(each[1], each[2])) < 0 then"),

@@ -131,7 +131,7 @@ PASSED_ON = frozenset(
         *("cancel", "promote", "promote_now", "delete", "prune", "pause", "paused", "queues", "refused", "skip", "ask"),
         "ids",
         *("admit", "register", "renew", "declare_dead", "declare_expired", "rescue", "redelivered", "hung"),
-        *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits"),
+        *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits", "lost_waits"),
         *("limits", "keys", "change_limits", "withdraw"),
         # What runs of a schedule show stays encrypted, so that nothing copies it into a tick.
         *("due", "schedules", "ticks", "decided", "forget", "sweep"),

@@ -27,6 +27,7 @@ from tenure.maintenance.lifeline import in_time
 from tenure.maintenance.limits import declare_limits
 from tenure.maintenance.rollups import SLOT, RollUps
 from tenure.maintenance.roster import Lag, Roster, Row, Turn
+from tenure.maintenance.wait_check import WaitCheck
 from tenure.ports import LimitRow, Notifier, Promoted, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
 from tenure.schedules.timetable import Declared, Timetable
@@ -40,6 +41,8 @@ FIRE_BATCH = 500
 PRUNE_BATCH = 1000
 LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
 PRUNE_SECONDS = 60.0
+CHECK_SECONDS = 30.0
+CHECK_BATCH = 200
 SWEEP_SECONDS = 600.0  #: at the most between two looks whether a walk over the bucket is due
 SWEEP_BATCH = 500
 SWEEP_BUDGET = 5.0
@@ -102,6 +105,7 @@ class Maintenance:
             Row("upkeep", self._upkeep, LOOK_SECONDS),
             Row("prune", self.prune, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
             Row("forget", self.forget, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
+            Row("check waits", WaitCheck(store).turn, CHECK_SECONDS, CHECK_BATCH, first=CHECK_SECONDS * random()),
             Row("roll up", RollUps(store).turn, SLOT, first=ROLL_UP_FIRST * (1 + random())),
         )
         self._rosters = {"tenure-urgent": self.urgent, "tenure-maintain": self.rest}

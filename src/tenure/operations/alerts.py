@@ -32,7 +32,6 @@ from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Case, Problem, cases
 from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, ago, named, of_duties, problems
 from tenure.operations.sinks import LOG, OLDER, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
-from tenure.operations.wait_walk import WaitWalk
 from tenure.ports import Draft, Filter, Notifier, Ring, Store
 from tenure.tasks.handle import ClientPort
 from tenure.tasks.job import Job
@@ -256,7 +255,7 @@ class Alarm:
     ) -> None:
         self._store, self._every, self._settings, self._lags = store, settings.alert_every, settings, lags
         sinks = open_sinks(settings)
-        self._watch, self._walk = Watch(store, notifier, settings, sinks), WaitWalk(store, settings)
+        self._watch = Watch(store, notifier, settings, sinks)
         self._new_worker = partial(delivery_worker, settings, sinks, open_store, open_notifier) if sinks else None
         self._worker: Embedded | None = None
         self._closing = threading.Event()
@@ -279,8 +278,7 @@ class Alarm:
                 self._keep_worker()
                 began = time.thread_time()
                 if rested:
-                    found = problems(self._store, self._settings)
-                    self._watch.update([*found, *self._walked(), *of_duties(self._lags())])
+                    self._watch.update([*problems(self._store, self._settings), *of_duties(self._lags())])
                 else:
                     self._store.now()
                 took, rested = time.thread_time() - began, True
@@ -290,15 +288,6 @@ class Alarm:
                 _log.exception("the check for problems failed")
             pause = max(self._every * (0.8 + 0.4 * random()), SHARE * took)
         self._end_worker()
-
-    def _walked(self) -> list[Problem]:
-        try:
-            return self._walk.look()
-        except StoreError:
-            raise
-        except Exception:  # what else was found is told all the same
-            _log.exception("the walk through the jobs that wait failed")
-            return []
 
     def _keep_worker(self) -> None:
         if self._worker is not None and self._worker.failed:

@@ -19,7 +19,7 @@ from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Problem, Remedy, attributed
 from tenure.operations.hangs import Held, Stuck, hangs, silence
 from tenure.operations.sinks import QUEUE, TASK, Kind
-from tenure.operations.wait_problems import of_waits
+from tenure.operations.wait_problems import of_lost_waits, of_waits
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
@@ -47,6 +47,7 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     found += _of_misfits(facts)
+    found += of_lost_waits(store)
     found += of_waits(store, settings, facts.now, facts.queues, facts.longest)
     hung = hangs(store, facts.now, facts.living, [queue.name for queue in facts.queues if queue.paused_at is None])
     blocked = dict[str, str]()

@@ -11,6 +11,7 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import State
 from tenure.core.text import clean
 from tenure.events import headline
+from tenure.maintenance.wait_check import lost_waits
 from tenure.operations.causes import Problem
 from tenure.operations.keys import PAUSED, command, note_of
 from tenure.operations.waiting import few, open_edges
@@ -19,6 +20,21 @@ from tenure.ports import FOREVER, LINKS_PROTOCOL, JobView, QueueView, Store
 _MOST_READ = 50  #: dead letters that hold others, and jobs that have waited longest
 _MOST_LOOKED_AT = 10  #: of these letters of one task, whose waiting jobs are counted
 _LONGEST_ERROR = 300
+
+
+def of_lost_waits(store: Store) -> Iterator[Problem]:
+    """What the walks through all that waits have found within a day, and have asked for again."""
+    for lost in lost_waits(store):
+        jobs = f"a job of {lost.task} has" if lost.many == 1 else f"at least {lost.many} jobs of {lost.task} have"
+        yield Problem(
+            "wait-lost",
+            lost.task,
+            f"{jobs} waited for what had happened, {lost.jobs[0]} until {lost.at:%Y-%m-%d %H:%M:%S} UTC; "
+            f"{'it was' if lost.many == 1 else 'they were'} asked for again",
+            fix=f"tenure jobs explain {lost.jobs[0]}",
+            task=lost.task,
+            jobs=lost.jobs,
+        )
 
 
 def of_waits(

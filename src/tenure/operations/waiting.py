@@ -53,13 +53,14 @@ def wait_of(store: Store, job: JobView, last: AttemptView | None) -> Wait:
     """Reads the edges of the job, and the state of at most a thousand jobs before it."""
     edges = store.edges([job.id], limit=MOST_EDGES + 1)
     left = [edge for edge in edges if edge.open]
-    found = parents_by_kind(store, left[:MOST_LOOKED_UP])
+    found = _by_kind(store, left[:MOST_LOOKED_UP])
     signal = None if job.wait_for is None else repr(job.wait_for.partition(":")[2])
     since = last.ended_at if last is not None and last.outcome == "suspended" else job.run_at
-    arrived = has_arrived(store, job)
+    owner = None if job.wait_for is None or job.wait_for.startswith("shared:") else job.id
+    arrived = job.wait_for is not None and bool(store.signals(owner, [job.wait_for]))
     waits = list(_waits(edges, left, None if arrived else signal))
     verdict = f"it waits for {' and '.join(waits)}" if waits else "what it waited for has happened"
-    over = not waits or (set(found) <= {"ended"} and len(left) <= MOST_LOOKED_UP and (signal is None or arrived))
+    over = not waits or (set(found) <= {"ended"} and (signal is None or arrived))
     if over:
         verdict += ": it is queued at the next scan"
     held = [*found.get("dead", ()), *found.get("expired", ())]
@@ -72,7 +73,7 @@ def wait_of(store: Store, job: JobView, last: AttemptView | None) -> Wait:
         )
     elif signal is not None and not arrived:
         name = str(job.wait_for).partition(":")[2]
-        to = f"--shared {name}" if _is_shared(job) else f"{job.id} {name}"
+        to = f"--shared {name}" if owner is None else f"{job.id} {name}"
         advice = f"send it: tenure signals send {to} JSON"
     return Wait(
         verdict,
@@ -85,15 +86,6 @@ def wait_of(store: Store, job: JobView, last: AttemptView | None) -> Wait:
     )
 
 
-def has_arrived(store: Store, job: JobView) -> bool:
-    """Was the signal sent that it waits for?"""
-    return job.wait_for is not None and bool(store.signals(None if _is_shared(job) else job.id, [job.wait_for]))
-
-
-def _is_shared(job: JobView) -> bool:
-    return job.wait_for is not None and job.wait_for.startswith("shared:")
-
-
 def _waits(edges: Sequence[EdgeView], left: Sequence[EdgeView], signal: str | None) -> Iterator[str]:
     if left:
         many = f"{len(left):,} of {len(edges):,} jobs" if len(edges) > 1 else "a job"
@@ -104,7 +96,7 @@ def _waits(edges: Sequence[EdgeView], left: Sequence[EdgeView], signal: str | No
         yield f"the signal {signal}"
 
 
-def parents_by_kind(store: Store, left: Sequence[EdgeView]) -> dict[str, list[tuple[str, Status | None]]]:
+def _by_kind(store: Store, left: Sequence[EdgeView]) -> dict[str, list[tuple[str, Status | None]]]:
     """The parents of these open edges, by what keeps the edge open."""
     seen = {edge.parent: "" for edge in left}
     known = {each.id: each.status for each in store.updates(seen, limit=len(seen))} if seen else {}

@@ -2,7 +2,7 @@
 
 Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job was stored that waits, a job
 was suspended, a signal arrived. Only `admit` removes asks. So a process that dies between the two loses nothing, and
-no look at the store walks the jobs that wait.
+nothing depends on a walk through the jobs that wait. One checks that no ask is lost (`lost_waits`).
 """
 
 from __future__ import annotations
@@ -140,6 +140,14 @@ class WaitReads(Protocol):
 
     def waited_longest(self, *, limit: int = 50) -> list[JobView]:
         """Waiting jobs by `run_at`, the earliest first. Its cost grows with `limit` alone."""
+        ...
+
+    def lost_waits(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        """Those of these jobs that wait for what has happened, and of which no ask is left: there should be none.
+
+        Each with the jobs before it whose end was not noticed. One reading of the store, so that none is found that is
+        being admitted. Of each job it looks at 200 open edges; while more than a thousand asks are left, at nothing.
+        """
         ...
 
     def waits(self, *, most: int = 10_000) -> Waits:

@@ -174,6 +174,8 @@ def body_of(value: Schedule | Tick) -> str:
 
 # ── Jobs that wait ──────────────────────────────────────────────────────────────────────────────────────────────
 
+MOST_ASKS = 1_000  #: beside more, `lost_waits` finds nothing: what it looks at may be about to be answered
+MOST_LOOKED_AT = 200  #: open edges of a job, by `lost_waits`
 SHARED = "shared:"  #: the key of a signal to all that wait for it; that to one job begins with `own:`
 
 
@@ -231,10 +233,15 @@ def no_parent(job_id: str) -> BadData:
     )
 
 
-def closes(until: Literal["completed", "ended"], state: State, error: str | None) -> Literal["close", "hold", "cancel"]:
-    """What a parent's state means to an edge: it closes, it stays open, or its child is cancelled."""
-    if state is State.COMPLETED or (until == "ended" and state in ENDED):
+Fate = Literal["close", "hold", "cancel"]
+
+
+def closes(until: Literal["completed", "ended"], state: State | None, error: str | None) -> Fate:
+    """What the state of a parent, None if it is gone, means to an edge: it closes, holds, or its child is cancelled."""
+    if state is State.COMPLETED or (until == "ended" and (state is None or state in ENDED)):
         return "close"
+    if state is None:
+        return "cancel"
     return "cancel" if state is State.CANCELLED and error != EXPIRED else "hold"
 
 

@@ -27,7 +27,9 @@ from tenure.stores.memory.limits import MemoryLimits
 from tenure.stores.memory.links import Edge
 from tenure.stores.memory.rows import Row
 from tenure.stores.rules import (
+    MOST_ASKS,
     SHARED,
+    Fate,
     check_text,
     closes,
     gatherer_ended,
@@ -161,6 +163,22 @@ class MemoryWaiting(MemoryLimits):
         return sorted(waiting, key=lambda view: (view.run_at, view.id))[:limit]
 
     @atomic
+    def lost_waits(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        asks = self._known.asks
+        if len(asks) > MOST_ASKS:
+            return found
+        for row in [row for each in ids if (row := self._jobs.get(each)) is not None]:
+            view = row.view
+            if view.state is not State.WAITING or view.parked is not None or {view.id, view.wait_for} & asks.keys():
+                continue
+            left = [edge for edge in self._known.before(view.id) if edge.open]
+            missed = [each.parent for each in left if each.parent not in asks and self._fate(each) != "hold"]
+            if missed or (not left and self._signalled(row)):
+                found[view.id] = missed
+        return found
+
+    @atomic
     def waits(self, *, most: int = 10_000) -> Waits:
         live = {row.view.flow for row in self._rows() if row.view.state in LIVE}
         newest = sorted(((at, flow) for flow, (_, at) in self._known.flows.items()), reverse=True)[:NEWEST_FLOWS]
@@ -215,8 +233,7 @@ class MemoryWaiting(MemoryLimits):
 
     def _closed(self, edge: Edge, parent: Row | None) -> State | None:
         """Close the edge if its parent's state allows it; CANCELLED: its child was cancelled instead."""
-        ended = None if parent is None else (parent.view.state, parent.view.error)
-        fate = closes(edge.until, *ended) if ended else "close" if edge.until == "ended" else "cancel"
+        fate = self._fate(edge)
         if fate == "close":
             edge.open = False
         child = self._jobs.get(edge.child)
@@ -224,6 +241,11 @@ class MemoryWaiting(MemoryLimits):
             return None
         self._cancel(child, parent_lost(edge.parent, gone=parent is None))
         return State.CANCELLED
+
+    def _fate(self, edge: Edge) -> Fate:
+        parent = self._jobs.get(edge.parent)
+        state, error = (None, None) if parent is None else (parent.view.state, parent.view.error)
+        return closes(edge.until, state, error)
 
     def _signalled(self, row: Row) -> bool:
         key, until = row.view.wait_for, row.view.wait_until

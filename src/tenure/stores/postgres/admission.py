@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tenure.core.lifecycle import ENDED, EXPIRED, State
 from tenure.stores.postgres.server import Connection, Sql
@@ -43,14 +43,18 @@ LOCK = """
     SELECT id::text, state, error FROM @.jobs WHERE id = ANY (%s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"""
 STORED = "SELECT id::text FROM @.jobs WHERE id = ANY (%s::uuid[])"
 MARK = "UPDATE @.jobs SET linked = true WHERE id = ANY (%s::uuid[]) AND linked IS NULL"
-MARK_CHILDREN = f"{MARK} AND EXISTS (SELECT FROM @.edges AS e WHERE e.child = jobs.id)"
+#: Here and below LIMIT, not EXISTS: where one job has most of the edges, the planner would read all of them.
+MARK_CHILDREN = f"{MARK} AND (SELECT true FROM @.edges AS e WHERE e.child = jobs.id LIMIT 1)"
 
-BEHIND = """
+#: A range of both ends, and not one parent's in the order of the children: for that the planner would read those of all
+#: parents, where one has most of the edges.
+_LAST = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+OF_PARENT = f"(e.parent, e.child) > (a.item, a.start) AND (e.parent, e.child) <= (a.item, '{_LAST}')"
+BEHIND = f"""
     SELECT a.item::text, e.child::text, e."until" FROM unnest(%s::uuid[], %s::uuid[]) AS a (item, start)
     CROSS JOIN LATERAL (
-        SELECT child, "until" FROM @.edges
-        WHERE parent = a.item AND (state || '') IN ('new', 'armed') AND child > a.start
-        ORDER BY child LIMIT %s) AS e"""
+        SELECT child, "until" FROM @.edges AS e WHERE {OF_PARENT} AND (state || '') IN ('new', 'armed')
+        ORDER BY parent, child LIMIT %s) AS e"""
 NEW = """
     SELECT a.item::text, e.parent::text, e."until" FROM unnest(%s::uuid[], %s::uuid[]) AS a (item, start)
     CROSS JOIN LATERAL (
@@ -109,7 +113,7 @@ TO_RELEASE = "SELECT id::text FROM @.jobs WHERE id = ANY (%s::uuid[]) AND linked
 LOCK_TO_RELEASE = f"{TO_RELEASE} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED"
 RELEASE = """
     UPDATE @.jobs AS j SET linked = NULL WHERE id = ANY (%s::uuid[])
-      AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)"""
+      AND (SELECT true FROM @.edges AS e WHERE e.parent = j.id AND e.live LIMIT 1) IS NULL"""
 
 #: At its admission a job is due at once, or when it was to be due, and `expires` counts from then. One with limits that
 #: is due is parked by this write, as a trigger sees to; one that is parked waits for its keys alone.
@@ -119,7 +123,7 @@ ADMIT = """
     FROM (
         SELECT w.id, CASE WHEN w.run_at > greatest(@now, w.enqueued_at) THEN w.run_at ELSE @now END AS due
         FROM @.jobs AS w WHERE w.id = ANY (%s::uuid[]) AND (w.state || '') = 'waiting' AND w.parked IS NULL
-          AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed'))
+          AND (SELECT true FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed') LIMIT 1) IS NULL
           AND (w.wait_for IS NULL OR w.wait_until <= @now
             OR (SELECT true FROM @.signals AS s WHERE s.job_id = w.id AND s.key = w.wait_for LIMIT 1)
             OR (SELECT true FROM @.shared_signals AS s WHERE s.key = w.wait_for LIMIT 1))) AS d
@@ -243,7 +247,7 @@ class Admission:
         closing, cancels, last = _Pairs(), dict[str, tuple[str, str]](), defaultdict[str, list[str]](list)
         for item, child, until in found:
             last[item].append(child)
-            fate = _fate(until, *jobs[item])
+            fate = closes(until, *jobs[item])
             if fate == "close":
                 closing.add((item, child))
             elif fate == "cancel":
@@ -313,7 +317,7 @@ class Admission:
             last[child].append(parent)
             if parent in locked:
                 continue
-            fate = _fate(until, *parents[parent])
+            fate = closes(until, *parents[parent])
             if fate == "cancel":
                 cancels.setdefault(child, parent_lost(parent, gone=parents[parent][0] is None))
             else:
@@ -361,12 +365,3 @@ class Admission:
         self._done.cancelled += sum(state == State.CANCELLED for state in states.values())
         rest = reasons.keys() - states.keys()
         return {row[0] for row in self._rows(STILL_LIVING, list(rest))} if rest else set()
-
-
-def _fate(
-    until: Literal["completed", "ended"], state: State | None, error: str | None
-) -> Literal["close", "hold", "cancel"]:
-    """What a parent's state, None if it is gone, means to an edge."""
-    if state is None:
-        return "close" if until == "ended" else "cancel"
-    return closes(until, state, error)

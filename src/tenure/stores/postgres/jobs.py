@@ -231,8 +231,8 @@ PRUNE = """
     DELETE FROM @.jobs WHERE ctid = ANY (ARRAY (
         SELECT ctid FROM @.jobs AS j WHERE state = %s AND ended_at IS NOT NULL AND linked IS NULL
             AND ended_at < @now - %s * interval '1 second'
-            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)
-            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = j.id AND e.live)
+            AND (SELECT true FROM @.edges AS e WHERE e.parent = j.id AND e.live LIMIT 1) IS NULL
+            AND (SELECT true FROM @.edges AS e WHERE e.child = j.id AND e.live LIMIT 1) IS NULL
         ORDER BY ended_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
 
 PRUNE_SHARED = """

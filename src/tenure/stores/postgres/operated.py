@@ -32,8 +32,10 @@ _RUN_AGAIN = """
 
 #: A live job that waits for this one, or goes on with its result.
 LIVE_CHILD = """
-    SELECT c.id::text FROM @.edges AS e JOIN @.jobs AS c ON c.id = e.child
-    WHERE e.parent = %s AND e.live AND c.ended_at IS NULL LIMIT 1"""
+    SELECT e.child::text FROM @.edges AS e
+    WHERE e.parent = %s AND e.live
+      AND (SELECT true FROM @.jobs AS c WHERE c.id = e.child AND c.ended_at IS NULL LIMIT 1)
+    LIMIT 1"""
 
 #: A parent whose result is needed and will not come. One that expired holds, as a dead one does.
 LOST = """

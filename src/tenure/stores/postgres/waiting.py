@@ -11,7 +11,7 @@ from tenure.core.lifecycle import ENDED, State
 from tenure.errors import StoreBusy
 from tenure.ports import LINKS_PROTOCOL, PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
 from tenure.stores.postgres import operated
-from tenure.stores.postgres.admission import Admission, Step
+from tenure.stores.postgres.admission import OF_PARENT, Admission, Step
 from tenure.stores.postgres.jobs import HELD_SECONDS, PostgresJobs
 from tenure.stores.postgres.limits import PostgresLimits
 from tenure.stores.postgres.server import Connection
@@ -54,8 +54,9 @@ INPUTS = f"""
     SELECT {_INPUT} FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
     WHERE e.child = %s AND e.place >= %s ORDER BY e.place, e.parent LIMIT %s"""
 DEPENDENTS = f"""
-    SELECT e.child::text, {_INPUT} FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
-    WHERE e.parent = %s AND e.child > %s ORDER BY e.child LIMIT %s"""
+    SELECT e.child::text, {_INPUT} FROM (SELECT %s::uuid AS item, %s::uuid AS start) AS a
+    CROSS JOIN LATERAL (SELECT * FROM @.edges AS e WHERE {OF_PARENT} ORDER BY parent, child LIMIT %s) AS e
+    LEFT JOIN @.jobs AS p ON p.id = e.parent ORDER BY e.child"""
 
 _BEFORE_ALL = "00000000-0000-0000-0000-000000000000"
 

@@ -30,6 +30,7 @@ _WAITS = frozenset(
         "tie",
         "unpack",
         "give",
+        "lost_waits",
     )
 )
 _KEYS = frozenset(("give", "idle", "withdraw"))  #: those that give and withdraw places, which share keys.lua

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from tenure.core.lifecycle import LIVE, State
+from tenure.core.lifecycle import EXPIRED, LIVE, State
 from tenure.ports import NEWEST_FLOWS, EdgeView, JobView, Member, Waits
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
 from tenure.stores.redis.facts import decode_facts
 from tenure.stores.redis.links import ANY_END, MINE, SKIPPED
 from tenure.stores.redis.reads import views_of
-from tenure.stores.rules import is_id
+from tenure.stores.rules import MOST_ASKS, is_id
 
 _IDS = 50  #: of one script
 
@@ -49,6 +49,15 @@ class RedisWaitReads(RedisBase):
     def waited_longest(self, *, limit: int = 50) -> list[JobView]:
         ids = self._server.run("ZRANGE", f"{self._server.prefix}waited", 0, limit - 1)
         return [view for view in views_of(self._server, ids) if view is not None and view.state is State.WAITING]
+
+    def lost_waits(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        left = [each for each in ids if is_id(each)]
+        while left:
+            looked, *rows = self._server.call("lost_waits", EXPIRED, MOST_ASKS, *left[:_IDS])
+            found |= {job_id: parents for job_id, *parents in rows}
+            left = left[looked:]
+        return found
 
     def waits(self, *, most: int = 10_000) -> Waits:
         asks: int = self._server.run("ZCARD", f"{self._server.prefix}asks")

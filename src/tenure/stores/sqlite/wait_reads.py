@@ -12,7 +12,7 @@ import apsw
 
 from tenure.core.lifecycle import State
 from tenure.ports import NEWEST_FLOWS, PROTOCOL, EdgeView, FlowView, Input, JobView, Member, SignalView, Waits
-from tenure.stores.rules import json_of
+from tenure.stores.rules import MOST_ASKS, MOST_LOOKED_AT, closes, json_of
 from tenure.stores.sqlite import links
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
@@ -36,6 +36,18 @@ _WAITS = f"""
         (SELECT count(*) FROM (SELECT id FROM flows ORDER BY created_at DESC LIMIT :newest) AS f WHERE EXISTS (
             SELECT 1 FROM jobs INDEXED BY jobs_flow
             WHERE flow = f.id AND flow IS NOT NULL AND state IN {links.LIVE_STATES}))"""
+
+#: What `lost_waits` leaves out: what is being looked at.
+_ASKED = f"SELECT item FROM asks LIMIT {MOST_ASKS + 1}"
+_WAITER = """
+    SELECT wait_for, wait_for IS NULL OR EXISTS (
+            SELECT 1 FROM signals AS s
+            WHERE s.key = jobs.wait_for AND s.job_id IS iif(s.key GLOB 'own:*', jobs.id, NULL))
+    FROM jobs WHERE id = ? AND state = 'waiting' AND parked IS NULL"""
+_PARENTS = f"""
+    SELECT e.parent, e.until, p.state, p.error
+    FROM edges AS e INDEXED BY edges_open LEFT JOIN jobs AS p ON p.id = e.parent
+    WHERE e.open AND e.child = ? LIMIT {MOST_LOOKED_AT}"""
 
 
 class SqliteWaitReads(SqliteBase):
@@ -90,6 +102,30 @@ class SqliteWaitReads(SqliteBase):
 
     def waited_longest(self, *, limit: int = 50) -> list[JobView]:
         return [job_of(row) for row in self._fetch(_WAITED, (limit,))]
+
+    def lost_waits(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        wanted = list(ids)
+
+        def step(connection: apsw.Connection) -> dict[str, list[str]]:
+            asked = {item for (item,) in fetch(connection, _ASKED)}
+            if len(asked) > MOST_ASKS:
+                return {}
+            found: dict[str, list[str]] = {}
+            for each in wanted:
+                waiter = None if each in asked else first(connection, _WAITER, (each,))
+                if waiter is None or waiter[0] in asked:
+                    continue
+                left = fetch(connection, _PARENTS, (each,))
+                missed = [
+                    parent
+                    for parent, until, state, error in left
+                    if parent not in asked and closes(until, state and State(state), error) != "hold"
+                ]
+                if missed or (not left and waiter[1]):
+                    found[each] = missed
+            return found
+
+        return self._file.read(step)
 
     def waits(self, *, most: int = 10_000) -> Waits:
         found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most, "newest": NEWEST_FLOWS}))

@@ -218,8 +218,7 @@ class _Admission:
         """Close the edges whose parents have ended as they ask. True: the child is cancelled instead."""
         closed: list[str] = []
         for parent, until, state, error in rows:
-            gone = "close" if until == "ended" else "cancel"
-            fate = gone if state is None else closes(until, State(state), error)
+            fate = closes(until, state and State(state), error)
             if fate == "cancel":
                 self._cancel(child, parent_lost(parent, gone=state is None))
                 return True

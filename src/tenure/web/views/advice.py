@@ -112,7 +112,7 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "flow-held": ("task whose dead letters hold other jobs", "tasks whose dead letters hold other jobs"),
     "waits-long": ("task whose jobs have waited for long", "tasks whose jobs have waited for long"),
     "duty-late": ("late duty", "late duties"),
-    "wait-lost": ("task whose jobs wait for nothing", "tasks whose jobs wait for nothing"),
+    "wait-lost": ("task whose jobs waited for nothing", "tasks whose jobs waited for nothing"),
     "stuck-jobs": ("task with jobs that hang", "tasks with jobs that hang"),
     "too-long": ("run that takes too long", "runs that take too long"),
     "arguments-misfit": ("task whose arguments fit no code", "tasks whose arguments fit no code"),
@@ -174,8 +174,8 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
             do = "Restart that process if its duty stays late."
             return "A duty of the maintenance is late", do, Link("Workers", "/workers")
         case "wait-lost":
-            do = "It is asked for again. This is a fault of Tenure: report it, with the logs of the supervisors."
-            return "A job waits for nothing", do, job
+            do = "It was asked for again. This is a fault of Tenure: report it, with the logs of the supervisors."
+            return "A job waited for nothing", do, job
         case "stuck-jobs":
             return (
                 "A job takes many times as long as usual",
