@@ -1,4 +1,4 @@
-"""Judges a run by what everybody saw (history.py): twenty-four invariants, and the figures that show that it was tried.
+"""Judges a run by what everybody saw (history.py): twenty-five invariants, and the figures that show that it was tried.
 
 The engine is never asked. The dump only says what is there at the end; what should be there, clients and handlers say.
 An answer that nobody heard is never judged as one: where an `info`, or a call without an end, could explain what is
@@ -13,7 +13,7 @@ there, it does. All clocks are one, so what ended before something else began di
     I6   what has ended stays so                   I14  nothing runs that nobody asked for
     I7   when faults are over, all jobs end
 
-I15 to I18 are bounds in time (bounds.py), and judged in runs with load only. I19 to I21 are of jobs that wait
+I15 to I18 are bounds in time (bounds.py), and judged in runs with load only. I19 to I21 and I25 are of jobs that wait
 (waits.py), I22 to I24 of limits (places.py).
 """
 
@@ -600,7 +600,7 @@ def _i14(seen: Seen) -> Judged:
 INVARIANTS: Mapping[str, Callable[[Seen], Judged]] = {
     "I1": _i1, "I2": _i2, "I3": _i3, "I4": _i4, "I5": _i5, "I6": _i6, "I7": _i7,
     "I8": _i8, "I9": _i9, "I10": _i10, "I11": _i11, "I12": _i12, "I13": _i13, "I14": _i14,
-    "I19": waits.i19, "I20": waits.i20, "I21": waits.i21,
+    "I19": waits.i19, "I20": waits.i20, "I21": waits.i21, "I25": waits.i25,
     "I22": places.i22, "I23": places.i23, "I24": places.i24,
     "I15": bounds.i15, "I16": bounds.i16, "I17": bounds.i17, "I18": bounds.i18,
 }  # fmt: skip

@@ -179,8 +179,8 @@ _HEAD = """# Faults survived
 `make chaos` wrote this, on {today}, {machine}.
 
 Real supervisors, workers, clients and servers; faults drawn from a seed, one after the other; handlers that write down
-what they did, clients that write down what they were told. A checker that never asks the engine then looks for twenty
-kinds of broken promises, and in runs with a load for four bounds in time that are not kept
+what they did, clients that write down what they were told. A checker that never asks the engine then looks for
+twenty-one kinds of broken promises, and in runs with a load for four bounds in time that are not kept
 ([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). What is promised stands in
 [delivery.md](delivery.md). A seed draws the same faults for as long as there are the same kinds of them."""
 

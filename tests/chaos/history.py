@@ -144,6 +144,8 @@ class Dump:
     decided: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, Mapping[int, float]])
     #: of each key of a limit: its name, the places that are held, and how many jobs wait for one
     places: tuple[tuple[str, int, int], ...] = ()
+    #: jobs that waited for what had happened, while no ask was left that would have told
+    lost_waits: tuple[str, ...] = ()
 
 
 def write_dump(path: Path, dump: Dump) -> None:
@@ -161,6 +163,7 @@ def read_dump(path: Path) -> Dump:
         ticks={name: {int(at): tuple(jobs) for at, jobs in ticks.items()} for name, ticks in found["ticks"].items()},
         decided={name: _by_number(ticks) for name, ticks in found["decided"].items()},
         places=tuple((key, held, waiting) for key, held, waiting in found.get("places", ())),
+        lost_waits=tuple(found.get("lost_waits", ())),
     )
 
 

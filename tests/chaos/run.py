@@ -16,6 +16,7 @@ from tenure.app.backends import open_notifier
 from tenure.core.offloaded import is_offloaded
 from tenure.core.sealed import is_sealed
 from tenure.errors import StoreError
+from tenure.maintenance.wait_check import lost_waits
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store
 from tenure.ports.schedules import Tick
@@ -228,6 +229,7 @@ def _dump(stage: Stage) -> Dump:
             for name, mine in ticks.items()
         },
         places=tuple((view.key, view.held, view.waiting) for view in store.keys(limit=10_000)),
+        lost_waits=tuple(job for lost in lost_waits(store) for job in lost.jobs),
     )
 
 

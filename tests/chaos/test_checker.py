@@ -30,6 +30,7 @@ class Run:
     ticks: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict[str, dict[int, tuple[str, ...]]])
     decided: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
     places: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    lost_waits: list[str] = field(default_factory=list[str])
     allowed: Allowed = field(default_factory=Allowed)
     now: float = 1000.0
 
@@ -138,6 +139,7 @@ class Run:
             ticks=self.ticks,
             decided=self.decided,
             places=tuple(self.places),
+            lost_waits=tuple(self.lost_waits),
         )
         return check(self.events, dump, self.allowed)
 
@@ -601,6 +603,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("I23", "three begin in a period of two",
         lambda r: r.later("begin", "three paced", 1, at=r.find("begin", "one paced", 1).at + 0.99)),
     ("I24", "a place is held when all is over", lambda r: r.places.append(("shop:8", 1, 0))),
+    ("I25", "no ask was left for a job that waited", lambda r: r.lost_waits.append("some job")),
     ("I24", "a job waits for a place when all is over", lambda r: r.places.append(("shop:8", 0, 1))),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""I19 to I21: jobs that wait begin after what they wait for, are given what it left, and no signal is lost.
+"""I19 to I21, I25: jobs that wait begin after what they wait for, are given what it left, and no signal or ask is lost.
 
 That every flow ends is I7's: all jobs end once faults are over. A load that has no flows is judged too, and has none.
 """
@@ -86,3 +86,9 @@ def _lost(seen: Seen, story: Story, heard: list[Event], taken: list[Call]) -> It
                     f"{story.name}: signal {call.data['value']!r} was taken at {call.ended:.3f}, and the job, which "
                     f"began to wait at {event.data['since']:.3f}, heard none"
                 )
+
+
+def i25(seen: Seen) -> Iterator[str]:
+    """What ends a wait stores an ask with it: the walk through all that waits, which checks that, has found nothing."""
+    for job in seen.dump.lost_waits:
+        yield f"job {job} waited for what had happened, and no ask was left that would have told"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from conformance.factories import World, claim, identity, put
+from conformance.factories import World, claim, identity, lose_asks, put
 from conformance.scene import Scene
 from conformance.test_limits import SHOP, declare, limited
 from conformance.test_waiting import settle_waits
@@ -24,6 +24,7 @@ from tenure.core.lifecycle import Completed, Edge, Failed, Snoozed, State
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
+from tenure.maintenance.wait_check import WaitCheck
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
@@ -228,6 +229,16 @@ def an_older_worker_lives_beside_waiting_jobs(scene: Scene) -> None:
     scene.passes(61)
 
 
+def an_ask_is_lost(scene: Scene) -> None:
+    worker = scene.worker()
+    child_of(scene.store, put(scene.store))
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker)
+    lose_asks(scene.store)
+    WaitCheck(scene.store).turn(100)
+    admitted(scene.store)
+
+
 def a_job_waits_for_a_day(scene: Scene) -> None:
     child_of(scene.store, put(scene.store, task="far", delay=1e6))
     scene.world.advance(86_399)
@@ -377,6 +388,12 @@ CASES = {
         "a job of work has waited for more than 1d, ",
         a_job_waits_for_a_day,
         waiting_jobs_are_cancelled,
+    ),
+    "wait-lost": Case(
+        "wait-lost:work",
+        "a job of work has waited for what had happened, ",
+        an_ask_is_lost,
+        lambda scene: scene.passes(86_401),
     ),
     "admission-held, limits": Case(
         "admission-held:limits",
