@@ -412,13 +412,23 @@ RULES = (
     ),
     Rule(
         "TenureWaitsHeld",
-        _of("admission-held", "flow-held", "limit-behind", "waits-long", "wait-lost"),
+        _of("admission-held", "flow-held", "limit-behind", "waits-long"),
         "5m",
         "warning",
         "Jobs that wait for others, for a signal or for a place do not go on ({{ $labels.kind }}).",
         "These waits last for hours or days by design; the incident opens only for those that can't end by themselves, "
         "or have passed TENURE_ALERT_WAIT_AGE.",
         "tenure jobs explain ID; tenure flows list; tenure limits list",
+    ),
+    Rule(
+        "TenureWaitLost",
+        _of("wait-lost"),
+        "0m",
+        "warning",
+        "Jobs waited for what had happened, and nothing was left that would have told them.",
+        "Each of them is a fault of Tenure, or of a program of an older release. They were asked for again, so they go "
+        "on; the incident stays for a day.",
+        "tenure check names them; report it, with the logs of the supervisors.",
     ),
     Rule(
         "TenureAsksLeft",

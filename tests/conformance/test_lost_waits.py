@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from conformance.factories import World, claim, finish, lose_asks, put, running, start
+from conformance.factories import World, claim, finish, lose_asks, put, race, running, start
 from conformance.test_limits import SHOP, declare, limited
 from conformance.test_waiting import child_of, end, settle_waits
-from tenure.core.lifecycle import Cancelled, Failed, Suspended
+from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Suspended
 from tenure.maintenance import wait_check
 from tenure.maintenance.wait_check import WaitCheck, lost_waits
-from tenure.ports import LINKS_PROTOCOL, Filter, Store
+from tenure.ports import LINKS_PROTOCOL, Claimed, Filter, Store
 from tenure.stores.rules import MOST_ASKS
 
 
@@ -83,16 +83,49 @@ def test_what_something_holds_is_not_lost(world: World) -> None:
     finish(store, lease, Suspended("for a word", signal="own:go", timeout=3600.0))
     gatherer = running(store)
     gathered = put(store, delay=3600)
-    held = [child_of(store, dead), child_of(store, expired), child_of(store, gathered, until="ended"), lease.job_id]
+    timed = running(store)
+    finish(store, timed, Suspended("for a word", signal="own:go", timeout=60.0))
+    held = [
+        timed.job_id,
+        child_of(store, dead),
+        child_of(store, expired),
+        child_of(store, gathered, until="ended"),
+        lease.job_id,
+    ]
     held.append(child_of(store, lease.job_id, gatherer.job_id))
     declare(store, SHOP.limit, 1)
     held += limited(store, number=3)
+    settle_waits(store)
     world.advance(90)
+    assert store.lost_waits([timed.job_id]) == {}, "its time finds it"
     store.declare_expired()
     settle_waits(store)
     lose_asks(store)
 
     assert store.lost_waits(held) == {}
+
+
+def test_what_ends_at_this_moment_is_not_lost(world: World) -> None:
+    """Beside one that ends what jobs wait for and admits them, whoever checks finds nothing: it is one reading."""
+    store, other = world.store(), world.store()
+    far, worker = put(store, delay=3600), start(store)
+    waiting = [child_of(store, far) for _ in range(100)]
+    for _ in range(30):
+        parents = [put(store) for _ in range(5)]
+        children = [child_of(store, parent) for parent in parents]
+        settle_waits(store)
+        claimed = claim(store, worker, 10)
+
+        def ends(claimed: list[Claimed] = claimed) -> dict[str, list[str]]:
+            for each in claimed:
+                finish(store, Lease(each.id, each.attempt, worker), Completed())
+            while store.admit().more:
+                pass
+            return {}
+
+        found = race(ends, *[lambda ids=(*waiting, *children): other.lost_waits(ids)] * 2)  # type: ignore[misc]
+        assert found == [{}, {}, {}]
+        store.cancel(children, "enough")
 
 
 def test_beside_very_many_asks_nothing_is_looked_at(store: Store) -> None:

@@ -412,6 +412,17 @@ def test_an_edge_leads_from_the_job_that_holds_the_unique_key(store: Store) -> N
     assert settle_waits(store) == [child.id]
 
 
+def test_an_edge_leads_from_the_one_of_two_in_a_call_that_holds_their_key(store: Store) -> None:
+    holder, twin = draft(unique="k"), draft(unique="k")
+    child = draft(links=after(twin.id))
+    first, second, _ = store.enqueue([holder, twin, child])
+    assert (first.id, second.id, second.created) == (holder.id, holder.id, False)
+    assert settle_waits(store) == []
+
+    end(store, holder.id)
+    assert settle_waits(store) == [child.id]
+
+
 def test_a_waiting_job_holds_its_unique_key(store: Store) -> None:
     child = child_of(store, put(store), unique="report")
     (again,) = store.enqueue([draft(unique="report")])

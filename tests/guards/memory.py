@@ -128,7 +128,7 @@ TABLE = Table(
         Guard("a replayed job waits again", OPERATED, "edge.open = state is not State.COMPLETED and not", "edge.open = False and not"),
         Guard("a job is not replayed without what it needs", OPERATED, "if lost and edge.until", "if False and edge.until"),
         Guard("only a dead or cancelled job is skipped", WAITING, "if view.state not in (State.DEAD, State.CANCELLED):", "if False:"),
-        Guard("a wait whose ask was lost is found", "stores/memory/waiting.py", 'if missed or (not left and self._signalled(row)):', 'if False:'),
+        Guard("a wait whose ask was lost is found", "stores/memory/waiting.py", 'if missed or (not left and self._is_sent(view)):', 'if False:'),
         Guard("a wait whose ask is left is not lost", "stores/memory/waiting.py", ' or {view.id, view.wait_for} & asks.keys()', ''),
         Guard("a wait whose ask is left is not lost", "stores/memory/waiting.py", 'each.parent not in asks and ', ''),
         # ── limits ──

@@ -157,8 +157,9 @@ TABLE = Table(
         Guard("only a dead or cancelled job is skipped", f"{LUA}/skip.lua", "if state ~= 'dead' and state ~= 'cancelled' then return {state} end\n", ""),
         Guard("a wait whose ask was lost is found", "stores/redis/lua/lost_waits.lua", 'if missed[2] or #some == 0 and signalled(id) then', 'if #some == 0 and signalled(id) then'),
         Guard("a wait whose ask was lost is found", "stores/redis/lua/lost_waits.lua", '#some == 0 and signalled(id) then', 'false then'),
-        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", ' and not asked(id) then', ' then'),
-        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", ' and not asked(parent) then', ' then'),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", ' and whole and not asked(id) then', ' and whole then'),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", " and whole", "", "unit/test_redis_waiting.py::test_a_job_whose_edges_are_not_all_stored_is_not_lost"),
+        Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", 'if not asked(parent) then', 'if true then'),
         Guard("a wait whose ask is left is not lost", "stores/redis/lua/lost_waits.lua", 'not (shared and asked(key)) and ', ''),
         # ── limits ──
         Guard("no more of a key are admitted than it has places", KEYS, "free = state.bounds.concurrency - state.count.held", "free = state.bounds.concurrency"),

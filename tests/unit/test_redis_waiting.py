@@ -220,6 +220,22 @@ def test_nothing_is_admitted_before_all_its_edges_are_stored(
     assert admitted(store) == [child.id]
 
 
+def test_a_job_whose_edges_are_not_all_stored_is_not_lost(
+    store: RedisStore, breaks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MOST", 3)
+    parents = [put(store) for _ in range(8)]
+    complete(store, 8)
+    child = draft(links=after(*parents))
+    breaks("unpack", after=True, skip=1)
+    with pytest.raises(StoreAway):
+        store.enqueue([child])
+    assert look(store, child.id).state is State.WAITING
+    assert store.server.run("ZCARD", f"{store.server.prefix}asks") == 0
+    assert store.lost_waits([child.id]) == {}
+    assert admitted(store) == [child.id]
+
+
 def test_an_unknown_parent_in_a_large_call_is_named_and_nothing_is_left(store: RedisStore) -> None:
     unknown, known = draft().id, [put(store) for _ in range(MANY)]
     with pytest.raises(BadData, match=unknown):

@@ -52,8 +52,8 @@ class WaitCheck:
         if jobs and not store.outdated(LINKS_PROTOCOL):  # beside these no ask is answered, and some are never stored
             lost = store.lost_waits(jobs)
             if lost:
+                self._tell([jobs[each] for each in lost])  # first: once they are asked for, nobody would find them
                 store.ask(dict.fromkeys(each for job, parents in lost.items() for each in (job, *parents)))
-                self._tell([jobs[each] for each in lost])
         self._cursor = page.cursor
         return Turn()
 
@@ -74,9 +74,10 @@ class WaitCheck:
         key = _LOST + task
         for _ in range(3):  # another process may write it at the same time; all of them have told their logs
             old = self._store.notes(key).get(key)
-            before = () if old is None else msgspec.json.decode(old, type=LostWaits).jobs
-            told = tuple(dict.fromkeys((*ids, *before)))
-            new = LostWaits(task, told[:_MOST_NAMED], len(told), self._store.now())
+            before = None if old is None else msgspec.json.decode(old, type=LostWaits)
+            told = tuple(dict.fromkeys((*ids, *(before.jobs if before else ()))))
+            many = max(len(told), before.many if before else 0)
+            new = LostWaits(task, told[:_MOST_NAMED], many, self._store.now())
             if self._store.swap(key, old, msgspec.json.encode(new).decode(), ttl=KEPT_SECONDS).landed:
                 return
 

@@ -174,7 +174,7 @@ class MemoryWaiting(MemoryLimits):
                 continue
             left = [edge for edge in self._known.before(view.id) if edge.open]
             missed = [each.parent for each in left if each.parent not in asks and self._fate(each) != "hold"]
-            if missed or (not left and self._signalled(row)):
+            if missed or (not left and self._is_sent(view)):
                 found[view.id] = missed
         return found
 
@@ -248,9 +248,13 @@ class MemoryWaiting(MemoryLimits):
         return closes(edge.until, state, error)
 
     def _signalled(self, row: Row) -> bool:
-        key, until = row.view.wait_for, row.view.wait_until
-        owner = "" if key is None or key.startswith(SHARED) else row.view.id
-        return key is None or (owner, key) in self._known.signals or (until is not None and until <= self.now())
+        until = row.view.wait_until
+        return self._is_sent(row.view) or (until is not None and until <= self.now())
+
+    def _is_sent(self, view: JobView) -> bool:
+        key = view.wait_for
+        owner = "" if key is None or key.startswith(SHARED) else view.id
+        return key is None or (owner, key) in self._known.signals
 
     def _tell(self, row: Row) -> None:
         """A job that has ended: those that wait for it look, those that it gathers end, and nothing is held for it."""

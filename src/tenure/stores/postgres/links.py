@@ -88,18 +88,20 @@ def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges,
     new = {answer.id for answer in answers if answer.created}
     edges, asks, flows = Edges(), set[str](), dict[str, str]()
 
-    def add(child: str, parent: str, until: str, *, mine: bool = False) -> None:
-        edge = {"child": child, "parent": parent, "until": until, "mine": mine, "armed": parent in new}
+    def add(child: str, named: str, until: str, *, mine: bool = False) -> None:
+        parent = stands.get(named, named)
+        armed = parent in new and parent == named  # another one that holds its key is not marked for that
+        edge = {"child": child, "parent": parent, "until": until, "mine": mine, "armed": armed}
         if edges.setdefault((child, parent), edge)["until"] != until:
             edges[child, parent]["until"] = "completed"
-        if mine or parent not in new:
+        if mine or not armed:
             asks.add(child)
 
     for draft, (job_id, created, _) in zip(drafts, answers, strict=True):
         links = draft.links
         if links is not None and created:
             for parent, until in links.after:
-                add(job_id, stands.get(parent, parent), until)
+                add(job_id, parent, until)
             if links.flow is not None and not links.once:
                 flows.setdefault(links.flow, links.name)
         if links is not None and links.gatherer is not None:

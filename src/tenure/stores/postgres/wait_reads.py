@@ -50,7 +50,7 @@ LOST = f"""
 
 
 class PostgresWaitReads(PostgresBase):
-    """The verbs of `WaitReads` that only people and their tools use."""
+    """The verbs of `WaitReads` but for those that workers and supervisors live on."""
 
     def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
         if not is_id(flow):

@@ -17,7 +17,7 @@ _IDS = 50  #: of one script
 
 
 class RedisWaitReads(RedisBase):
-    """The verbs of `WaitReads` that only people and their tools use."""
+    """The verbs of `WaitReads` but for those that workers and supervisors live on."""
 
     def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
         found: list[Member] = []

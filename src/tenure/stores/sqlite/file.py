@@ -432,6 +432,18 @@ class DatabaseFile:
         except (apsw.Error, UnicodeEncodeError) as error:
             raise mapped(error, self.path) from error
 
+    def read_at_once(self, call: Callable[[apsw.Connection], T]) -> T:
+        """Several statements that see the file as it is at one moment."""
+
+        def snapshot(connection: apsw.Connection) -> T:
+            connection.execute("BEGIN")
+            try:
+                return call(connection)
+            finally:
+                connection.execute("ROLLBACK")
+
+        return self.read(snapshot)
+
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
         return self._write(Call(call))  # type: ignore[no-any-return]
 

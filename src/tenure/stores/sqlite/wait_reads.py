@@ -125,7 +125,7 @@ class SqliteWaitReads(SqliteBase):
                     found[each] = missed
             return found
 
-        return self._file.read(step)
+        return self._file.read_at_once(step)
 
     def waits(self, *, most: int = 10_000) -> Waits:
         found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most, "newest": NEWEST_FLOWS}))

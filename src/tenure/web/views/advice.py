@@ -174,7 +174,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
             do = "Restart that process if its duty stays late."
             return "A duty of the maintenance is late", do, Link("Workers", "/workers")
         case "wait-lost":
-            do = "It was asked for again. This is a fault of Tenure: report it, with the logs of the supervisors."
+            do = "It was asked for again. Unless a program of an older release runs, report it with its logs."
             return "A job waited for nothing", do, job
         case "stuck-jobs":
             return (

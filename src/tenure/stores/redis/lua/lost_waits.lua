@@ -24,13 +24,14 @@ for n = 3, #ARGV do
   local id = ARGV[n]
   local j = read(id)
   room = room - 1
-  if j and j.state == 'waiting' and not j.parked and not asked(id) then
+  local whole = not redis.call('ZSCORE', ns .. 'unmet:' .. id, LATER) -- else its last part asks for it
+  if j and j.state == 'waiting' and not j.parked and whole and not asked(id) then
     local some = redis.call('ZRANGE', ns .. 'unmet:' .. id, 0, 199, 'WITHSCORES')
     local missed = {id}
     for m = 1, #some, 2 do
       local parent, edge = some[m], tonumber(some[m + 1])
       room = room - 1
-      if parent ~= LATER and not asked(parent) then
+      if not asked(parent) then
         local f = redis.call('HMGET', job(parent), 'state', 'error')
         local state = f[1]
         if not state or met(edge, state) or state == 'cancelled' and f[2] ~= expired then missed[#missed + 1] = parent end
