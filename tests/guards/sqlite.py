@@ -142,7 +142,7 @@ TABLE = Table(
         Guard("a replayed job waits again", LINKS, "open = NOT e.skipped AND NOT \"", "open = FALSE AND NOT \""),
         Guard("a job is not replayed without what it needs", LINKS, "return None if missing is None else", "return None if True else"),
         Guard("only a dead or cancelled job is skipped", WAITING, "if state not in (State.DEAD, State.CANCELLED):", "if False:"),
-        Guard("a wait whose ask is left is not lost", "stores/sqlite/wait_reads.py", "self._file.read_at_once(step)", "self._file.read(step)", "conformance/test_lost_waits.py::test_what_ends_at_this_moment_is_not_lost"),
+        Guard("a wait whose ask is left is not lost", "stores/sqlite/wait_reads.py", "self._file.read(at_once(step))", "self._file.read(step)", "conformance/test_lost_waits.py::test_what_ends_at_this_moment_is_not_lost"),
         Guard("a wait whose ask was lost is found", "stores/sqlite/wait_reads.py", 'if missed or (not left and waiter[1]):', 'if False:'),
         Guard("a wait whose ask is left is not lost", "stores/sqlite/wait_reads.py", 'None if each in asked else ', ''),
         Guard("a wait whose ask is left is not lost", "stores/sqlite/wait_reads.py", ' or waiter[0] in asked', ''),

@@ -432,18 +432,6 @@ class DatabaseFile:
         except (apsw.Error, UnicodeEncodeError) as error:
             raise mapped(error, self.path) from error
 
-    def read_at_once(self, call: Callable[[apsw.Connection], T]) -> T:
-        """Several statements that see the file as it is at one moment."""
-
-        def snapshot(connection: apsw.Connection) -> T:
-            connection.execute("BEGIN")
-            try:
-                return call(connection)
-            finally:
-                connection.execute("ROLLBACK")
-
-        return self.read(snapshot)
-
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
         return self._write(Call(call))  # type: ignore[no-any-return]
 
@@ -579,6 +567,19 @@ def _check_ours(path: str, connection: apsw.Connection) -> None:
 
 def _left(until: float) -> float:
     return max(until - time.monotonic(), 0.0)
+
+
+def at_once(call: Callable[[apsw.Connection], T]) -> Callable[[apsw.Connection], T]:
+    """The same, whose statements see the file as it is at one moment: `file.read(at_once(step))`."""
+
+    def snapshot(connection: apsw.Connection) -> T:
+        connection.execute("BEGIN")
+        try:
+            return call(connection)
+        finally:
+            connection.execute("ROLLBACK")
+
+    return snapshot
 
 
 def fetch(connection: apsw.Connection, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:

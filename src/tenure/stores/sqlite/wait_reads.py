@@ -15,7 +15,7 @@ from tenure.ports import NEWEST_FLOWS, PROTOCOL, EdgeView, FlowView, Input, JobV
 from tenure.stores.rules import MOST_ASKS, MOST_LOOKED_AT, closes, json_of
 from tenure.stores.sqlite import links
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
-from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.file import at_once, fetch, first
 from tenure.stores.sqlite.reads import JOB, job_of
 
 _OUTDATED = """
@@ -125,7 +125,7 @@ class SqliteWaitReads(SqliteBase):
                     found[each] = missed
             return found
 
-        return self._file.read_at_once(step)
+        return self._file.read(at_once(step))
 
     def waits(self, *, most: int = 10_000) -> Waits:
         found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most, "newest": NEWEST_FLOWS}))
