@@ -142,6 +142,7 @@ def work(n: int) -> None: ...
 def write_until_told():
     most, over = 0.0, threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set())).start()
+    work.enqueue(0)  # to open the store takes long beside others, and is no wait for the file
     print("ready", flush=True)
     while not over.wait(0.002):
         since = time.monotonic()
@@ -162,7 +163,7 @@ if len(sys.argv) > 1:
     write_until_told()
 else:
     work.enqueue(0)
-    print(longest_wait_beside(2_500) / longest_wait_beside(100_000))
+    print(longest_wait_beside(2_500), longest_wait_beside(100_000))
 """
 
 
@@ -170,4 +171,5 @@ def test_a_great_many_jobs_sent_in_several_calls_let_other_writers_have_their_tu
     """The recipe of docs/stores.md: whoever else writes waits for some of the calls at the most, not for all."""
     ran = programs.run(WRITES_BESIDE)
 
-    assert float(ran.out) < 1 / 2
+    beside_several, beside_one = map(float, ran.out.split())
+    assert beside_several < beside_one / 2
