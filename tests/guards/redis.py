@@ -28,7 +28,7 @@ CHANGE_LIMITS = f"{LUA}/change_limits.lua"
 TABLE = Table(
     (
         Guard("a flow is made by one call", "stores/redis/lua/waits.lua", "last == '1' and redis.call", "false and redis.call"),
-        Guard("a flow is made by one call", "stores/redis/lua/seal.lua", "if redis.call('ZSCORE', ns .. 'flows', ARGV[i]) then", "if false then", "conformance/test_flows_once.py"),
+        Guard("a flow is made by one call", "stores/redis/lua/seal.lua", "if redis.call('ZSCORE', ns .. 'flows', ARGV[i]) then", "if false then", "unit/test_redis_waiting.py::test_of_two_large_calls_that_are_staged_the_one_that_is_sealed_first_makes_the_flow"),
         Guard("a flow is made by one call", "stores/redis/lua/tidy.lua", "members, ns .. 'sealed') == 0", "members) == 0", "unit/test_redis_waiting.py"),
         Guard("an owner's write checks the state", PROGRESS, "f[1] == 'processing' and f[2]", "f[2]"),
         Guard("an owner's write checks the attempt", PROGRESS, " and f[2] == ARGV[i + 1]", ""),

@@ -204,6 +204,26 @@ def test_a_flow_that_is_made_once_stands_from_its_seal_on(store: RedisStore, bre
     runs_whole(store, drafts)
 
 
+def test_of_two_large_calls_that_are_staged_the_one_that_is_sealed_first_makes_the_flow(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Links(flow=FLOW, name="nightly", once=True)
+    first, second = ([draft(links=made) for _ in range(MANY)] for _ in range(2))
+    call, calls = Server.call, [first]
+
+    def beaten(server: Server, name: str, *values: Any) -> Any:
+        if name == "seal" and calls:
+            store.enqueue(calls.pop())
+        return call(server, name, *values)
+
+    monkeypatch.setattr(Server, "call", beaten)
+    with pytest.raises(FlowMade):
+        store.enqueue(second)
+    assert admitted(store) == []
+    assert {each.id for each in store.members(FLOW)} == {each.id for each in first}
+    assert (stored(store), keys(store, "staged")) == (MANY, [])
+
+
 def test_nothing_is_admitted_before_all_its_edges_are_stored(
     store: RedisStore, breaks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
