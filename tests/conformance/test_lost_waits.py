@@ -106,7 +106,7 @@ def test_what_something_holds_is_not_lost(world: World) -> None:
 
 
 def test_what_ends_at_this_moment_is_not_lost(world: World) -> None:
-    """Beside one that ends what jobs wait for and admits them, whoever checks finds nothing: it is one reading."""
+    """Beside a process that ends what jobs wait for and admits them, the check finds nothing: it is one reading."""
     store, other = world.store(), world.store()
     far, worker = put(store, delay=3600), start(store)
     waiting = [child_of(store, far) for _ in range(100)]
@@ -147,12 +147,10 @@ def end_of(store: Store) -> str:
     return job
 
 
-def test_of_a_job_with_very_many_edges_the_first_are_looked_at(store: Store) -> None:
+def test_jobs_with_very_many_edges_keep_no_other_from_being_looked_at(store: Store) -> None:
     ended = [end_of(store) for _ in range(3)]
     wide = [child_of(store, *ended, *(put(store, delay=3600) for _ in range(250))) for _ in range(2)]
     lose_asks(store)
-    found = store.lost_waits(wide)
-    assert set(found) <= set(wide)
     narrow = [child_of(store, *ended) for _ in range(120)]
     lose_asks(store)
     assert set(store.lost_waits([*wide, *narrow])) >= set(narrow)
