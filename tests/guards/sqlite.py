@@ -168,6 +168,7 @@ TABLE = Table(
         Guard("no more begin in a period than the rate says", RATES, "(self.most + 1 - self.burst)", "self.most"),
         Guard("a begin takes a token", SERVING, "'begun', ?2", "'look', ?2"),
         Guard("a begin takes a token", SERVING, "AND l.name = p.key AND l.rated", "AND false"),
+        Guard("what has not begun keeps its token", SERVING, "(SELECT state = 'queued' FROM jobs WHERE id = job_id)", "0"),
         Guard("what has not begun keeps its token", RATES, "int(bucket.tokens + 1e-9) - unbegun", "int(bucket.tokens + 1e-9)"),
         Guard("a key is looked at when its next token comes", SERVING, "soon = dues(self._states.values(), self._ready, self._now)", "soon = dict[str, float]()"),
         Guard("a clock that is set back adds no token, and stops nobody", RATES, "max(now - self.at, 0.0)", "abs(now - self.at)"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -22,8 +23,8 @@ from tenure.stores.rules import Beside, json_of
 T = TypeVar("T")
 Decoders = Mapping[str, Callable[[Any], Any]]  #: the converter of a field's value, by the field's annotation
 
-#: The keys of a job, from the column of `limits_text`.
-keys_of = msgspec.json.Decoder(tuple[Key, ...]).decode
+#: The keys of a job, from the column of `limits_text`. Most jobs have the keys of many others.
+keys_of = lru_cache(4096)(msgspec.json.Decoder(tuple[Key, ...]).decode)
 
 #: The types that a row holds as text, by the annotation of their fields.
 _TEXTS: Decoders = {

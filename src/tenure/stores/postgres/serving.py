@@ -70,13 +70,16 @@ SETTINGS = """
     LEFT JOIN @.limits AS k ON k.key AND k.name = a.key
     LEFT JOIN @.limit_keys AS s ON s.key = a.key"""
 
-COUNTED = """
+#: Only a rate asks for it.
+_UNBEGUN = "(SELECT state = 'queued' FROM @.jobs WHERE id = p.job_id)"
+COUNTED = f"""
     SELECT a.key, p.held, p.unbegun, ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'begun'),
-        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){more}
+        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){{more}}
     FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
     CROSS JOIN LATERAL (
-        SELECT count(*) AS held, count(*) FILTER (WHERE NOT begun) AS unbegun
-        FROM (SELECT begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
+        SELECT count(*) AS held, count(*) FILTER (WHERE unbegun) AS unbegun FROM (
+            SELECT CASE WHEN a.most IS NULL THEN {_UNBEGUN} END AS unbegun
+            FROM @.places AS p WHERE key = a.key LIMIT a.most) AS counted) AS p"""
 #: Only of keys whose jobs are looked at in this transaction an ask to look is done.
 OPEN = f"""
     WITH told AS (
@@ -85,8 +88,9 @@ OPEN = f"""
 {COUNTED.format(more=f", {_LANES}")}"""
 
 #: Of a key that was counted only as far as another template needs it, which gives the same key.
-RECOUNT = """
-    SELECT key, count(*), count(*) FILTER (WHERE NOT begun) FROM @.places WHERE key = ANY (%s::text[]) GROUP BY key"""
+RECOUNT = f"""
+    SELECT key, count(*), count(*) FILTER (WHERE {_UNBEGUN})
+    FROM @.places AS p WHERE key = ANY (%s::text[]) GROUP BY key"""
 
 #: The first of each key, in the order of the keys; those whose lane was slow come last.
 CANDIDATES = """
@@ -104,11 +108,11 @@ CANDIDATES = """
     LIMIT %s"""
 
 GIVE = """
-    WITH given AS (
-        INSERT INTO @.places (key, limit_name, job_id, admitted_at)
-        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[]) AS p)
-    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now
-    WHERE id = ANY (%s::uuid[])"""
+    WITH admitted AS (
+        UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now
+        WHERE id = ANY (string_to_array(%s, ',')::uuid[]) RETURNING id, limits)
+    INSERT INTO @.places (key, limit_name, job_id, admitted_at)
+    SELECT each ->> 0, each ->> 1, id, @now FROM admitted CROSS JOIN json_array_elements(limits::json) AS each"""
 EXPIRE = """
     UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
     WHERE id = ANY (%s::uuid[])"""
@@ -362,8 +366,7 @@ class Serving:
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, Key]]) -> None:
         if admitted:
-            places, ids = [(*key, job.id) for job in admitted for key in job.limits], [job.id for job in admitted]
-            self._write(GIVE, *map(list, zip(*places, strict=True)), ids)
+            self._write(GIVE, ",".join(job.id for job in admitted))
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:

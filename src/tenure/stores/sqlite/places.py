@@ -11,15 +11,15 @@ from math import ceil
 from typing import Any
 
 import apsw
+import msgspec
 
 from tenure.core.lifecycle import EXPIRED
 from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
-from tenure.stores.fields import keys_of
 from tenure.stores.places import Candidate, Count, Lane, State, dues, fades, paused_by_jobs, serve, state_of
 from tenure.stores.rules import json_of
-from tenure.stores.sqlite.file import fetch
+from tenure.stores.sqlite.file import fetch, first
 
 #: Wherever another job would be queued: `state` is set beside it.
 PARKED = """
@@ -38,7 +38,12 @@ _SETTINGS = f"SELECT name, body FROM limits WHERE key = ? AND name IN {_NAMES}"
 _STORED = f"""
     SELECT key, limit_name, tokens, at, full_at, due, found_at, fades, slow_queue, slow_solo, slow_until
     FROM limit_keys WHERE key IN {_NAMES}"""
-_HELD = f"SELECT key, count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key IN {_NAMES} GROUP BY key"
+#: Only a rate asks for more than the number of places.
+_RATED = "EXISTS (SELECT 1 FROM limits WHERE rated)"
+_UNBEGUN = f"iif({_RATED}, (SELECT state = 'queued' FROM jobs WHERE id = job_id), 0)"
+_HELD = f"""
+    SELECT json_group_array(json_array(key, held, unbegun)) FROM (
+        SELECT key, count(*) AS held, sum({_UNBEGUN}) AS unbegun FROM places WHERE key IN {_NAMES} GROUP BY key)"""
 #: The queues of which jobs are parked under a key: a look into the index for each.
 _QUEUES = """
     WITH RECURSIVE names (key, queue) AS (
@@ -47,15 +52,20 @@ _QUEUES = """
         UNION ALL
         SELECT key, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = key AND queue > names.queue)
         FROM names WHERE names.queue IS NOT NULL)
-    SELECT key, queue FROM names WHERE queue IS NOT NULL"""
-#: The first ones of each lane, in no order. What is asked: keys, each with its queues.
+    SELECT json_group_array(json_array(key, queue)) FROM names WHERE queue IS NOT NULL"""
+#: The first ones of each lane, in no order. What is asked: keys, each with its queues. The answer is one row: after each
+#: row apsw waits for the interpreter's lock, which handlers of the same process may have.
 _NEXT = """
-    SELECT parked, -priority, due_at, jobs.id, queue, limits, attempt = 0 AND expires_at < ?, solo
+    SELECT json_group_array(json_array(parked, json_array(
+        json_array(-priority, due_at), jobs.id, queue, json(limits), coalesce(attempt = 0 AND expires_at < ?, 0), solo)))
     FROM json_each(?) AS asked CROSS JOIN json_each(asked.value ->> 1) AS lane CROSS JOIN json_each('[0, 1]') AS half
     CROSS JOIN jobs ON seq IN (
         SELECT seq FROM jobs INDEXED BY jobs_parked
         WHERE parked = asked.value ->> 0 AND queue = lane.value AND solo = half.value
         ORDER BY priority DESC, due_at, id LIMIT ?)"""
+_ASKS = """
+    SELECT json_group_array(json_array(key, limit_name))
+    FROM (SELECT key, limit_name FROM key_asks ORDER BY seq LIMIT ?)"""
 _TOLD = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what <> 'look' RETURNING key, what, at"
 _LOOKED = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what = 'look'"
 _KEEP = """
@@ -67,26 +77,37 @@ _KEEP = """
 _ASK_DUE = """
     INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
-_ADMIT = """
+_ADMIT = f"""
     UPDATE jobs SET state = 'queued', run_at = ?, parked = NULL, wait_until = NULL
-    WHERE id = ? AND state = 'waiting' AND parked IS NOT NULL"""
-_PLACE = "INSERT INTO places (key, limit_name, job_id, admitted_at) VALUES (?, ?, ?, ?)"
+    WHERE id IN {_NAMES} AND +state = 'waiting' AND +parked IS NOT NULL"""
+_PLACE = """
+    INSERT INTO places (key, limit_name, job_id, admitted_at)
+    SELECT value ->> 0, value ->> 1, value ->> 2, ? FROM json_each(?)"""
 EXPIRE = f"""
     UPDATE jobs SET state = 'cancelled', ended_at = ?1, error = '{EXPIRED}', parked = NULL, wait_until = NULL
     WHERE id = ?2 AND state = 'waiting' AND parked IS NOT NULL AND wait_until <= ?1"""
-_BEGIN = "UPDATE places SET begun = 1 WHERE job_id IN (SELECT value FROM json_each(?))"
-_TELL_BEGUN = """
+_TELL_BEGUN = f"""
     INSERT INTO key_asks (key, limit_name, what, at)
-    SELECT key, limit_name, 'begun', ?2 FROM places AS p WHERE job_id IN (SELECT value FROM json_each(?1)) AND (
+    SELECT key, limit_name, 'begun', ?2 FROM places AS p
+    WHERE {_RATED} AND job_id IN (SELECT value FROM json_each(?1)) AND (
         EXISTS (SELECT 1 FROM limits AS l WHERE l.key = 0 AND l.name = p.limit_name AND l.rated)
         OR EXISTS (SELECT 1 FROM limits AS l WHERE l.key = 1 AND l.name = p.key AND l.rated))"""
+
+_decode_candidates = msgspec.json.Decoder(list[tuple[str, Candidate]], strict=False).decode  # 0 and 1 are its booleans
+
+
+def text_of(connection: apsw.Connection, sql: str, bindings: Any) -> str:
+    (found,) = first(connection, sql, bindings) or ("[]",)
+    return found
+
+
+def rows_of(connection: apsw.Connection, sql: str, bindings: Any) -> list[Any]:
+    return msgspec.json.decode(text_of(connection, sql, bindings))
 
 
 def begun(connection: apsw.Connection, job_ids: Sequence[str], at: float) -> None:
     """These jobs have places, and are claimed: each takes a token, where its limit or its key has a rate."""
-    ids = json_of(job_ids)
-    connection.execute(_TELL_BEGUN, (ids, at))
-    connection.execute(_BEGIN, (ids,))
+    connection.execute(_TELL_BEGUN, (json_of(job_ids), at))
 
 
 def ask(connection: apsw.Connection, keys: Iterable[Key], what: str = "look", at: float | None = None) -> None:
@@ -129,7 +150,7 @@ def known(connection: apsw.Connection, keys: Collection[str]) -> list[Known]:
     names = json_of(list(keys))
     rows = _settings(connection, keys, of_keys=True)
     stored = {name: tuple(rest) for name, *rest in fetch(connection, _STORED, (names,))}
-    counts = {name: Count(held, unbegun) for name, held, unbegun in fetch(connection, _HELD, (names,))}
+    counts = {name: Count(held, unbegun) for name, held, unbegun in rows_of(connection, _HELD, (names,))}
     return [Known(key, rows.get(key), stored.get(key), counts.get(key) or Count(0, 0)) for key in keys]
 
 
@@ -144,7 +165,7 @@ def _settings(connection: apsw.Connection, names: Collection[str], *, of_keys: b
 
 def queues_of(connection: apsw.Connection, keys: Collection[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {key: [] for key in keys}
-    for key, queue in fetch(connection, _QUEUES, (json_of(list(keys)),)):
+    for key, queue in rows_of(connection, _QUEUES, (json_of(list(keys)),)):
         found[key].append(queue)
     return found
 
@@ -158,10 +179,7 @@ def next_of(
         alike.setdefault(1 << (most - 1).bit_length(), []).append((key, queues))
     found: dict[str, list[Candidate]] = {}
     for most, some in alike.items():
-        for key, priority, due, job_id, queue, limits, expired, solo in fetch(
-            connection, _NEXT, (now, json_of(some), most)
-        ):
-            job = Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired), bool(solo))
+        for key, job in _decode_candidates(text_of(connection, _NEXT, (now, json_of(some), most))):
             found.setdefault(key, []).append(job)
     return {key: sorted(jobs) for key, jobs in found.items()}
 
@@ -194,7 +212,7 @@ class Serving:
             "UPDATE limit_keys SET due = NULL WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)",
             {"now": self._now},
         )
-        asks = fetch(self._connection, "SELECT key, limit_name FROM key_asks ORDER BY seq LIMIT ?", (max(limit, 1),))
+        asks = rows_of(self._connection, _ASKS, (max(limit, 1),))
         keys = [Key(*each) for each in dict(asks).items()]
         self._open(keys)
         while keys and limit > 0:
@@ -231,7 +249,10 @@ class Serving:
         for key, want in wants.items():
             mine = self._states[key]
             slow = mine.slow_lane if mine.slow_until > self._now else None
-            found = sorted(parked.get(key.key, ()), key=lambda job: job.lane == slow)[:want]
+            found = parked.get(key.key, [])
+            if slow is not None:
+                found.sort(key=lambda job: job.lane == slow)
+            found = found[:want]
             done = serve(key, found, self._states.__getitem__)
             self._admitted += done.admitted
             for job_id in done.expired:
@@ -286,9 +307,10 @@ class Serving:
         self._connection.executemany(_KEEP, rows)
 
     def _admit(self, jobs: Sequence[Candidate]) -> None:
-        self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])
-        rows = [(*key, job.id, self._millis) for job in jobs for key in job.limits]
-        self._connection.executemany(_PLACE, rows)
+        if jobs:
+            self._connection.execute(_ADMIT, (self._millis, json_of([job.id for job in jobs])))
+            rows = [(*key, job.id) for job in jobs for key in job.limits]
+            self._connection.execute(_PLACE, (self._millis, json_of(rows)))
         for job in jobs:
             self.jobs.setdefault(job.queue, []).append(job.id)
 

@@ -138,7 +138,6 @@ CREATE TABLE @.places (
   key         text COLLATE "C" NOT NULL,
   limit_name  text NOT NULL,
   job_id      uuid NOT NULL,
-  begun       boolean NOT NULL DEFAULT false,  -- in no index, so that a begin changes none
   admitted_at timestamptz NOT NULL,
   PRIMARY KEY (key, job_id)
 ) WITH (
@@ -169,6 +168,7 @@ CREATE TABLE @.limits (
   PRIMARY KEY (key, name)
 );
 CREATE INDEX limits_fades ON @.limits (fades) WHERE fades IS NOT NULL;
+CREATE INDEX limits_rated ON @.limits (key) WHERE rated;
 
 -- What is known of keys at run time, in Unix times. Only the session with the lock of `admit` writes here.
 CREATE TABLE @.limit_keys (
@@ -207,12 +207,14 @@ BEGIN
     RETURN NULL;
   END IF;
   IF OLD.state = 'queued' AND NEW.state = 'processing' THEN
-    WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id RETURNING key, limit_name)
-    INSERT INTO @.key_asks (key, limit_name, what, at)
-    SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun
-    WHERE EXISTS (SELECT FROM @.limits AS l WHERE NOT l.key AND l.name = begun.limit_name AND l.rated)
-      OR EXISTS (SELECT FROM @.limits AS l WHERE l.key AND l.name = begun.key AND l.rated)
-    ORDER BY key;
+    IF EXISTS (SELECT FROM @.limits WHERE rated) THEN
+      INSERT INTO @.key_asks (key, limit_name, what, at)
+      SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM @.places AS p
+      WHERE job_id = NEW.id
+        AND (EXISTS (SELECT FROM @.limits AS l WHERE NOT l.key AND l.name = p.limit_name AND l.rated)
+          OR EXISTS (SELECT FROM @.limits AS l WHERE l.key AND l.name = p.key AND l.rated))
+      ORDER BY key;
+    END IF;
   ELSIF OLD.state IN ('queued', 'processing') AND NEW.state NOT IN ('queued', 'processing') THEN
     WITH freed AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)
     INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM freed ORDER BY key;

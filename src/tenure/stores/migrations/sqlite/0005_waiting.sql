@@ -82,6 +82,7 @@ CREATE TABLE limits (
   PRIMARY KEY (key, name)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX limits_fades ON limits (fades) WHERE fades IS NOT NULL;
+CREATE INDEX limits_rated ON limits (key) WHERE rated;
 
 -- The keys in use. Times are Unix seconds.
 CREATE TABLE limit_keys (
@@ -106,7 +107,6 @@ CREATE TABLE places (
   key         TEXT NOT NULL,
   limit_name  TEXT NOT NULL,
   job_id      TEXT NOT NULL,               -- no foreign key, which would be looked up: a trigger deletes it
-  begun       INTEGER NOT NULL DEFAULT 0,
   admitted_at INTEGER NOT NULL,
   PRIMARY KEY (key, job_id)
 ) STRICT, WITHOUT ROWID;
