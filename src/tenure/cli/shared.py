@@ -36,7 +36,7 @@ _SOON_SECONDS = 3.0
 class Shared:
     url: Annotated[str | None, Parameter(help=f"The store. Default: {cli.default_store}.")] = None
     app: str | None = None
-    """Where the app is: module[:attribute]. Its store is the one meant, and its codec decrypts what is shown."""
+    """Where the app is: module[:attribute]. Its store is used, and its codec decrypts what is shown."""
     json: bool = False
     """Write JSON."""
     yes: Annotated[bool, Parameter(name=["--yes", "-y"])] = False

@@ -1,4 +1,4 @@
-"""The Django app: system checks, `migrate`, and what a test run that changes settings or database asks of us."""
+"""The Django app: system checks, `migrate`, and what a test run needs when it changes settings or the database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _changed(*, setting: str, **_: Any) -> None:
 
 
 def _connected(*, connection: Any, **_: Any) -> None:
-    """Django connects to no database only to create or drop one, a test run's: our connections would prevent it."""
+    """Django connects without a database only to create or drop that of a test: our connections would prevent it."""
     from tenure.django import jobs
 
     if connection.alias == NO_DB_ALIAS:

@@ -145,7 +145,7 @@ class TenureBackend(BaseTaskBackend):
         return result
 
     def new_job(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[Any]:
-        """A job of this task; of its arguments some may be what other steps of a flow will return."""
+        """A job of this task; some of its arguments may be what other steps of a flow will return."""
         declared = registered(task)
         options: dict[str, Any] = {"queue": task.queue_name, "priority": int(task.priority)}
         meta: dict[str, str] = {} if self.alias == "default" else {ALIAS: self.alias}
@@ -204,7 +204,7 @@ class TenureBackend(BaseTaskBackend):
 
 
 def _named(task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, of which some are placeholders."""
+    """The arguments by name; some are placeholders."""
     found = signature(task)
     if strange := [each.name for each in found.parameters.values() if each.kind not in STORED]:
         raise TypeError(

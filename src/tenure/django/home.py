@@ -130,7 +130,7 @@ def _beside(name: object) -> Path:
     those would make Django's own writes fail with "database is locked".
     """
     text = str(name)
-    if text == ":memory:" or "mode=memory" in text:  # a test run: no other process can see that database either
+    if text == ":memory:" or "mode=memory" in text:  # a test run: no other process can see Django's database either
         return Path(_scratch().name) / "tenure.db"
     path = Path(text).absolute()
     return path.with_name(f"{path.stem}.tenure{path.suffix or '.db'}")

@@ -333,7 +333,7 @@ def waits_for(job: JobView) -> str:
 
 
 def doing(job: JobView) -> str:
-    """The same without the share, for places that draw it as a bar."""
+    """`progress_text` without the share, for places that draw it as a bar."""
     return " · ".join(part for part in (job.stage, job.message) if part)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with jobs that wait: a dead one holds them, older workers, or a pause; or they have waited for long."""
+"""What is wrong with jobs that wait: a dead one holds them, older workers, or a pause; or they have waited too long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_ERROR = 300
 
 
 def of_lost_waits(store: Store) -> Iterator[Problem]:
-    """What the walks through all that waits have found within a day, and have asked for again."""
+    """Jobs that no ask was left for: found within a day by the walks through all waiting jobs, and asked for again."""
     for lost in lost_waits(store):
         jobs = f"a job of {lost.task} has" if lost.many == 1 else f"at least {lost.many} jobs of {lost.task} have"
         yield Problem(
@@ -108,7 +108,7 @@ def _held(store: Store) -> Iterator[tuple[Problem, Sequence[str]]]:
 def _long(
     store: Store, settings: Settings, now: datetime, longest: Sequence[JobView], held: dict[str, str]
 ) -> Iterator[Problem]:
-    """By task: jobs that have waited for long. One that is to wait until a time is no problem before that."""
+    """By task: jobs that have waited too long. One that waits until a set time is no problem before that."""
     by_task: dict[str, list[JobView]] = defaultdict(list)
     for job in longest:
         if job.wait_until is None and _waited(job, now) > settings.alert_wait_age and _since(store, job, now, settings):
@@ -162,7 +162,7 @@ def _paused(store: Store, settings: Settings, now: datetime, longest: Sequence[J
 def _behind(
     settings: Settings, now: datetime, longest: Sequence[JobView], paused: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Keys for whose places jobs have waited for long."""
+    """Keys for whose places jobs have waited too long."""
     by_key: dict[str, list[JobView]] = defaultdict(list)
     for job in longest:
         if job.parked is not None and _waited(job, now) > settings.alert_wait_age:
