@@ -123,7 +123,7 @@ def _worker(url: str, slots: int, folder: str) -> Generator[None]:
 class _Drain:
     """Waits until these jobs are done, and reads from the store how long that took.
 
-    Counting jobs is work for some stores, which would slow down what is measured: it takes a twentieth of the time.
+    Counting jobs is work for some stores, which would slow down what is measured: it gets a twentieth of the time.
     """
 
     def __init__(self, store: Store, handles: Sequence[JobHandle[None]]) -> None:

@@ -154,7 +154,7 @@ def _call(argv: Sequence[str]) -> int:
 
 
 def _shared_last(argv: Sequence[str]) -> list[str]:
-    """--url, --app, --json and --yes may also stand before the command."""
+    """--url, --app, --json and --yes may also come before the command."""
     rest, leading = list(argv), list[str]()
     while rest and rest[0].partition("=")[0] in {"--url", "--app", "--json", "--yes", "-y"}:
         leading.append(rest.pop(0))

@@ -48,7 +48,7 @@ class Shared:
         return load({"url": self.url, **flags}) if self.app is None else _import(self, self.app, **flags).settings
 
     def codec(self) -> Codec | None:
-        """What decrypts the values of jobs: that of the app, which has to be named."""
+        """What decrypts the values of jobs: the codec of the app, which has to be named."""
         return None if self.app is None else _import(self, self.app).codec
 
 

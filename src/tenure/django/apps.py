@@ -47,7 +47,7 @@ def _connected(*, connection: Any, **_: Any) -> None:
 
 
 def _migrated(*, using: str, plan: object = None, **_: Any) -> None:
-    """`manage.py migrate` brings the schema of the jobs up to date too, in test databases as well."""
+    """`manage.py migrate` also brings the schema of the jobs up to date, in test databases too."""
     from tenure.django import jobs
 
     try:

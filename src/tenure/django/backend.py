@@ -62,7 +62,7 @@ class TenureTask(DjangoTask):
     def bind(self, *args: Any, **kwargs: Any) -> NewJob[Any]:
         """A job that is not stored yet, for `jobs.flow`. Example: `flow.add(mail.bind(report.output, to="ada"))`
 
-        Raises InvalidTask if its backend is another one, TypeError for arguments that do not fit or are no JSON.
+        Raises InvalidTask if its backend is another one, TypeError for arguments that do not fit or are not JSON.
         """
         backend = self.get_backend()
         if not isinstance(backend, TenureBackend):
@@ -119,7 +119,7 @@ class TenureBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from error
 
     def enqueue(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
-        """Store a job, with the open transaction if there is one. Raises InvalidTask, TypeError for what is no JSON."""
+        """Store a job, with the open transaction if there is one. Raises InvalidTask, TypeError if not JSON."""
         self.validate_task(task)
         result = TaskResult(
             task=task,

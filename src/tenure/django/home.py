@@ -124,7 +124,7 @@ def _postgres(database: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _beside(name: object) -> Path:
-    """A file of its own beside Django's.
+    """A separate file next to Django's.
 
     SQLite has one writer at a time: in Django's file a long `atomic` block would stop every claim and heartbeat, and
     those would make Django's own writes fail with "database is locked".

@@ -240,7 +240,7 @@ def delivery_worker(
 class Alarm:
     """A thread that checks every `alert_every`, and the delivery worker. It is used by one thread.
 
-    A process that was disconnected reports nothing at once: the first check comes one interval after the start, and
+    A process that was disconnected does not report at once: the first check comes one interval after the start, and
     one interval after the store recovers, so that other processes have had time to catch up.
     """
 

@@ -177,7 +177,7 @@ class JobReads:
             page = search(where, limit=room, cursor=cursor, within=size)
             return replace(page, jobs=tuple(map(redacted, page.jobs))), size
         page = search(where, limit=_SMALLEST, cursor=cursor, within=size)
-        if len(page.jobs) == _SMALLEST < size:  # so many candidates that they are no batch: look at fewer
+        if len(page.jobs) == _SMALLEST < size:  # too many candidates for one batch: look at fewer
             size = _SMALLEST
             page = search(where, limit=size, cursor=cursor, within=size)
         jobs = [redacted(job) for job in page.jobs]

@@ -1,4 +1,4 @@
-"""When each job of a replay is due, at a given number a minute. No process has to stay: the store keeps them scheduled."""
+"""When each job of a replay is due, at a given number a minute. No process has to stay: the store keeps them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def of_waits(
 
 
 def _held_up(store: Store, longest: Sequence[JobView], queues: Sequence[QueueView]) -> Iterator[Problem]:
-    """Workers of an older release live: all that waits is held up, or only what has limits."""
+    """Workers of an older release hold up all waiting jobs, or only those with limits."""
     older, subject = store.outdated(LINKS_PROTOCOL), "all"
     waiting = sum(queue.counts.get(State.WAITING, 0) for queue in queues)
     many = f"{waiting:,} waiting jobs" if waiting != 1 else "a waiting job"
@@ -134,7 +134,7 @@ def _long(
 
 
 def _paused(store: Store, settings: Settings, now: datetime, longest: Sequence[JobView]) -> Iterator[Problem]:
-    """Keys and limits that somebody must resume, with jobs that have waited for them for longer than in a queue."""
+    """Keys and limits paused until resumed, with jobs that have waited longer than jobs may wait in a queue."""
     rows = [*store.limits(), *store.limits(keys=True)]
     for row in [each for each in rows if (each.paused_until or 0.0) >= FOREVER][:_MOST_READ]:
         keyed = not row.key and "{" in row.name
@@ -192,7 +192,7 @@ def _waited(job: JobView, now: datetime) -> float:
 
 
 def _since(store: Store, job: JobView, now: datetime, settings: Settings) -> bool:
-    """Whether a job that was suspended has waited for that long since then, and not since it was due."""
+    """Whether a suspended job has waited too long since it was suspended, not since it was due."""
     if not job.attempt:
         return True
     last = max(store.attempts(job.id), key=lambda each: each.attempt, default=None)
