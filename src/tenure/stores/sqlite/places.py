@@ -21,7 +21,7 @@ from tenure.stores.places import Candidate, Count, Lane, State, dues, fades, pau
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite.file import fetch
 
-#: Wherever another job would be queued: `state` is set beside it.
+#: Wherever a job without limits would be queued; the statement sets `state` itself.
 PARKED = """
     parked = limits ->> '$[0][0]', due_at = iif(limits IS NULL, NULL, coalesce({due_at}, run_at)),
     wait_until = iif(limits IS NOT NULL AND attempt = 0, expires_at, NULL)"""
@@ -39,7 +39,7 @@ _STORED = f"""
     SELECT key, limit_name, tokens, at, full_at, due, found_at, fades, slow_queue, slow_solo, slow_until
     FROM limit_keys WHERE key IN {_NAMES}"""
 _HELD = f"SELECT key, count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key IN {_NAMES} GROUP BY key"
-#: The queues of which jobs are parked under a key: a look into the index for each.
+#: The queues of which jobs are parked under a key: one look-up in the index for each.
 _QUEUES = """
     WITH RECURSIVE names (key, queue) AS (
         SELECT asked.value, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = asked.value)
@@ -48,7 +48,7 @@ _QUEUES = """
         SELECT key, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = key AND queue > names.queue)
         FROM names WHERE names.queue IS NOT NULL)
     SELECT key, queue FROM names WHERE queue IS NOT NULL"""
-#: The first ones of each lane, in no order. What is asked: keys, each with its queues.
+#: The first jobs of each lane, in no order, for keys, each with its queues.
 _NEXT = """
     SELECT parked, -priority, due_at, jobs.id, queue, limits, attempt = 0 AND expires_at < ?, solo
     FROM json_each(?) AS asked CROSS JOIN json_each(asked.value ->> 1) AS lane CROSS JOIN json_each('[0, 1]') AS half
@@ -152,8 +152,8 @@ def queues_of(connection: apsw.Connection, keys: Collection[str]) -> dict[str, l
 def next_of(
     connection: apsw.Connection, asked: Iterable[tuple[str, int, Sequence[str]]], now: int
 ) -> dict[str, list[Candidate]]:
-    """The jobs parked under keys, at least so many of each lane of these queues, in their order."""
-    alike: dict[int, list[tuple[str, Sequence[str]]]] = {}  # a LIMIT is one for all: a statement for each size
+    """The jobs parked under keys, at least this many of each lane of these queues, in their order."""
+    alike: dict[int, list[tuple[str, Sequence[str]]]] = {}  # a statement has one LIMIT: one for each size
     for key, most, queues in asked:
         alike.setdefault(1 << (most - 1).bit_length(), []).append((key, queues))
     found: dict[str, list[Candidate]] = {}
@@ -172,9 +172,9 @@ def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
 
 
 class Serving:
-    """One call of `admit`, in its transaction: the keys that somebody asked for, at most `limit` jobs of them.
+    """One call of `admit`, in its transaction: the keys that were asked for, at most `limit` jobs of them.
 
-    Each statement is about all of them: calls of statements are most of what a look at a key costs.
+    Each statement handles all of them: most of the cost of a look at a key is in executing statements.
     """
 
     def __init__(self, connection: apsw.Connection, now: datetime, served: Collection[str]) -> None:
@@ -184,7 +184,7 @@ class Serving:
         self._limits: dict[str, LimitRow | None] = {}
         self._states: dict[Key, State] = {}
         self._ready = set[str]()  #: the keys under which jobs are parked that could go on
-        self._admitted: list[Candidate] = []  #: written at the end: what a key has room for is known of its state
+        self._admitted: list[Candidate] = []  #: written at the end: the states of the keys count them already
         self.jobs: dict[str, list[str]] = {}
         self.cancelled = 0
 
@@ -205,7 +205,7 @@ class Serving:
         self._remember()
 
     def _wants(self, keys: Iterable[Key], limit: int) -> dict[Key, int]:
-        """The next of these keys, and how many jobs are looked at of each: no more than `limit`, and a key is one."""
+        """The next of these keys, and how many jobs to look at for each: `limit` in all, where a key counts as one."""
         wants: dict[Key, int] = {}
         for key in keys:
             if limit <= 0:
@@ -246,7 +246,7 @@ class Serving:
         return looked
 
     def _open(self, keys: Iterable[Key]) -> None:
-        """Read what there is of keys, with what their jobs told since: that is written down."""
+        """Read what is stored about keys, and write down the begins and pauses that their jobs have told since."""
         new = [key for key in dict.fromkeys(keys) if key not in self._states]
         names = {key.key: key for key in new if key.key not in self._known}
         if names:
@@ -266,7 +266,7 @@ class Serving:
             self._states[key] = self._known[key.key].state(key.limit, self._limits[key.limit], self._now)
 
     def _remember(self) -> None:
-        """What was found of keys, with what has become of it in this step; most often it is what is stored."""
+        """Store what is known of keys after this step, where it differs from what is stored; most often it does not."""
         rows: list[tuple[Any, ...]] = []
         soon = dues(self._states.values(), self._ready, self._now)
         found = {key.key: state for key, state in self._states.items()}
@@ -293,6 +293,6 @@ class Serving:
             self.jobs.setdefault(job.queue, []).append(job.id)
 
     def expire(self, job_id: str) -> None:
-        """A job that is to be cancelled, as its time to begin is over."""
+        """Cancel this job if its time to begin is over."""
         self._connection.execute(EXPIRE, (self._millis, job_id))
         self.cancelled += self._connection.changes()
