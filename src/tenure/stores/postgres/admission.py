@@ -1,6 +1,6 @@
 """How asks are answered in PostgreSQL, some at a time, each time in one transaction.
 
-1. It takes asks that no other transaction has taken, and locks their jobs. It waits for no lock of a job or an edge:
+1. The transaction takes asks that no other has taken, and locks their jobs. It waits for no lock of a job or an edge:
    what is locked is left for later, behind all other asks. So it holds up no other transaction, and never deadlocks.
 2. The edges of a job that has ended are closed, a page at a time, with an ask for each child; only a later transaction
    looks at these. So of two that close the last two edges of a child, the one that commits last leaves an ask for it.

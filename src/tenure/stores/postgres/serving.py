@@ -1,7 +1,7 @@
 """How places are given in PostgreSQL: to some keys at a time, in one transaction under one lock.
 
-1. It waits for the lock, and reads everything else in later statements: of two that give places, the second
-   sees what the first has given. Claims, outcomes and callers' transactions never take it.
+1. The transaction waits for the lock, and reads everything else in later statements: of two that give places, the
+   second sees what the first has given. Claims, outcomes and callers' transactions never take the lock.
 2. Counts of places, what was told of a key and where its jobs are parked are read by the statement that removes the
    asks: a job that has just begun is counted either as not begun, or as a begin, never as neither; and a job that has
    just been parked is either seen, or its ask is left.

@@ -471,7 +471,7 @@ class DatabaseFile:
         self._commit(group)
 
     def change_at_once(self, sql: str, bindings: Any = ()) -> int | None:
-        """As `change`, but only if that takes just a moment: there is no lock to wait for, recent commits were fast.
+        """As `change`, but only if that is quick: there is no lock to wait for, and recent commits were fast.
 
         None: it was not executed, or refused; `change` executes it, or says why not.
         """

@@ -4,7 +4,7 @@
 -- again after the last. Returns how many it examined, how many it deleted, and whether there are more.
 local key, cursor = ns .. ARGV[1], ns .. 'pruned'
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[2]))
--- The time of end to go on from, and how many that ended at that very time to pass over.
+-- The time of end to go on from, and how many jobs that ended just then to pass over.
 local from, left = (redis.call('HGET', cursor, ARGV[1]) or '-inf 0'):match('^(%S+) (%d+)$')
 left = tonumber(left)
 local old = redis.call('ZRANGEBYSCORE', key, from, before, 'WITHSCORES', 'LIMIT', left, ARGV[3])
