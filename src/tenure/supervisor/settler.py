@@ -1,4 +1,4 @@
-"""Settles the jobs of workers that have ended, by their verdicts, however long the store is unavailable."""
+"""Settles the jobs of workers that have ended, by their verdicts, however long the store has been unavailable."""
 
 from __future__ import annotations
 
