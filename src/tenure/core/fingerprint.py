@@ -38,7 +38,7 @@ def pattern(error: str) -> str:
 
 
 def fingerprint(error: str) -> str:
-    """A name for the error's pattern, by which all jobs with that pattern are searched and replayed.
+    """A name for the error's pattern, by which all jobs with that pattern are found and replayed.
 
     >>> fingerprint("no user 17") == fingerprint("no user 4711")
     True

@@ -3,8 +3,8 @@
 The rate is a token bucket over *begins*, the claims of jobs: it holds at most `burst` tokens, each begin takes one, and
 it is refilled at `(most + 1 - burst) / period`. A job is admitted only while there are more whole tokens than jobs that
 are admitted and have not begun, so no begin ever finds the bucket empty. In any period, then, fewer than
-`burst + (most + 1 - burst)` begin, which is `most` of them or fewer: also after the workers were away, with retries and
-rescues. A job that is admitted and never begins has taken nothing, and so has nothing to give back.
+`burst + (most + 1 - burst)` begin, which is `most` of them or fewer: even after the workers were away, with retries
+and rescues. A job that is admitted and never begins has taken nothing, and so has nothing to give back.
 """
 
 from __future__ import annotations

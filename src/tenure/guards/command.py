@@ -138,7 +138,7 @@ class Command:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            for fd in (fd for other in others for fd in other.ends):  # held open here, they would never be at their end
+            for fd in (fd for other in others for fd in other.ends):  # held here, readers would never see the end
                 os.close(fd)
             _become(argv, environment, parent, self.outputs, go, refusal)
         with suppress(OSError):  # the fork has done it itself, and may have ended
@@ -168,7 +168,7 @@ class Command:
 
     @property
     def ends(self) -> list[int]:
-        """What this process holds, before the start, of pipes that are read until every process has closed them."""
+        """The write ends held here before the start: their readers wait until every process has closed them."""
         return [self._go, self._deadlines_out, *(output.theirs for output in self.outputs)]
 
     @property

@@ -1,6 +1,6 @@
 """Jobs that wait: for jobs before them, or for a signal. `admit` lets them go on once that has happened.
 
-Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job was stored that waits, a job
+Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job that waits was stored, a job
 was suspended, a signal arrived. Only `admit` removes asks. So a process that dies in between loses nothing, and nothing
 depends on a walk through the jobs that wait; the one there is (`lost_waits`) only checks that no ask is lost.
 """

@@ -1,4 +1,4 @@
-"""Settles the jobs of workers that have ended, by their verdicts, however long the store has been unavailable."""
+"""Settles the jobs of workers that have ended, by their verdicts, however long the store is unavailable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Unsettled(NamedTuple):
     """A worker that has ended, and the outcomes of the jobs that it held."""
 
     worker_id: str
-    how: str  #: it ended
+    how: str  #: how its process ended
     verdicts: Mapping[str, Outcome]  #: by job id
     rest: Outcome
 

@@ -1,4 +1,4 @@
-"""`Ended`: how a job ended, whichever way it did."""
+"""`Ended`: how a job ended: completed, dead or cancelled."""
 
 from __future__ import annotations
 

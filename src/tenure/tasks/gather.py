@@ -1,7 +1,7 @@
 """Gathers the `aenqueue` calls of one event loop: calls that arrive during a write share the next one.
 
 No caller waits for another caller's key. Jobs with a unique key are written apart from those without one. If the key is
-held by another open transaction, the store says so after a moment; the callers that want this key are then set
+held by an open transaction, the store says so after a moment; the callers that want this key are then set
 aside and tried again, and all others are stored at once.
 """
 

@@ -259,8 +259,8 @@ class Job(Generic[C]):
         handler runs again from the top, and this call returns their results in order: put what must not run twice
         into `job.once`. `fn` is not called again, as its list is recorded under `key`. A gathered job that ends dead
         holds this job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits
-        for any end, and returns a list of `Ended`. If this job dies or is cancelled first, the jobs that it gathers are
-        cancelled. If one of them waits for this job, that would be a circle: this job fails for good.
+        for any end, and returns a list of `Ended`. If this job itself ends dead or cancelled, the jobs that it gathers
+        are cancelled. If one of them waits for this job, that would be a circle: this job fails for good.
 
         Let what it raises leave the handler. The attempt is suspended even if the handler swallows it, or raises
         another exception after it, in an `except BaseException` or a `finally`; only a final `Fail` counts instead, or

@@ -111,7 +111,7 @@ class TestQueue(Listing):
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
 
-        What is raised is what the handler raised, else JobFailed. `failures="retry"` raises only the error of a job
+        It raises what the handler raised, else JobFailed. `failures="retry"` raises only the error of a job
         that ends dead; others wait for their retry, as in production, and are due after `advance`.
         """
         refuse_on_loop("drain()", "await queue.adrain()")

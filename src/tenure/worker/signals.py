@@ -48,7 +48,7 @@ def came_of_a_stop(error: BaseException) -> bool:
 
 
 def came_after_a_wait(error: BaseException) -> bool:
-    """An error leaves a handler that began to wait: does the wait decide the outcome, and not the error?
+    """An error leaves a handler that began to wait: does the wait decide the outcome, rather than the error?
 
     It does if an `except BaseException` or a `finally` raised the error after a `gather`, or code that went on after
     swallowing it. A lost lease and a final Fail count instead; a group holds what was raised beside the wait; and an

@@ -111,8 +111,8 @@ class Slots:
     def free(self) -> int:
         if not self.claiming or self.stuck:
             return 0
-        if self.alone and not self.empty:  # the next one may kill this process, and would be charged together with
-            return 0  # every job whose outcome is not stored
+        if self.alone and not self.empty:  # the next one may kill this process; then every job
+            return 0  # whose outcome is not stored would be charged, too
         free = self.plan.slots - len(self.running) - len(self.successors)
         unflushed = len(self.backlog)
         if unflushed >= MAX_UNFLUSHED or self.backlog.kept_in_memory() > MAX_KEPT:
