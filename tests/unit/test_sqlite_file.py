@@ -219,7 +219,7 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
 
 
 def struck(at: int, call: Callable[[], object]) -> bool:
-    """Do it, with Ctrl-C at this step: an exception comes where a function is entered or one in C has returned."""
+    """Call it, with Ctrl-C at this step: the exception comes where a function is entered or one in C has returned."""
     steps = count()
 
     def step(_frame: object, event: str, _arg: object) -> None:
