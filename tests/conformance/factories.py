@@ -167,7 +167,7 @@ def schedule(**options: Any) -> Schedule:
 
 
 def made(store: Store, **options: Any) -> Schedule:
-    """A schedule as it stands in the store."""
+    """A schedule as the store has it."""
     new = schedule(**options)
     assert store.change([Change(schedule=new)]) == [True]
     return standing(store, new.name).schedule

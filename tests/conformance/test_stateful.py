@@ -28,7 +28,7 @@ from tenure.core.lifecycle import (
 )
 from tenure.ports import JobView, Landed, NotLanded, Progress, Store
 
-# Off the grid on which `advance` moves: no test says to which side an instant belongs that is reached exactly.
+# Off the grid on which `advance` moves: which side an instant that is reached exactly belongs to is left open.
 WORKER_LEASE, DELAY, STALE, KEEP = 30.5, 20.5, 40.25, 600.5
 MAX_FAILURES, MAX_CRASHES = 2, 2
 

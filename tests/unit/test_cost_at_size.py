@@ -188,7 +188,7 @@ def fill(store: Store, number: int) -> None:
 def test_a_batch_costs_as_much_however_many_more_there_are(size: int, full: Full) -> None:
     def costs() -> dict[str, float]:
         found = {name: full.cost(lambda call=call: call(full)) for name, call in CALLS.items()}  # type: ignore[misc]
-        for each in full.store.owned(full.worker):  # what is owned costs each rescue a look
+        for each in full.store.owned(full.worker):  # each rescue looks at every owned job
             finish(full.store, Lease(each.claimed.id, each.claimed.attempt, full.worker), Completed())
         return found
 

@@ -177,7 +177,7 @@ class Books:
         made = {name: getattr(s, name) for name in fields}
         self.put({**made, "timing": (s.rule, s.tz), "start": None, "end": None, "max_crashes": 1})
 
-    # ── time, and those who fire ──
+    # ── time, and supervisors that fire ──
 
     def nobody_was_there(self) -> None:
         self.world.advance(round(self.random.choice(SPANS) * self.random.uniform(1, 2), 3))

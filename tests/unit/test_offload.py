@@ -75,7 +75,7 @@ class Moody(Folder):
         return [each.name for each in Folder(self.root).names(folder, "", 1000)]
 
     def age(self, seconds: float) -> None:
-        """Date everything there back by this much."""
+        """Make everything there this much older."""
         for path in self.root.rglob("*"):
             if path.is_file():
                 modified = path.stat().st_mtime - seconds
@@ -485,7 +485,7 @@ def test_one_that_is_named_again_loses_its_mark(store: OffloadStore, bucket: Moo
     assert walk(store) == 0
     store.delete([lease.job_id]), finish(store, lease, Completed("1")), store.delete([lease.job_id])
     bucket.age(GRACE - 60)
-    assert walk(store) == 0  # unnamed only since a moment ago, though once before
+    assert walk(store) == 0  # unnamed only just now; the earlier mark is gone
     assert len(bucket.objects()) == 2
 
 

@@ -396,7 +396,7 @@ def test_while_it_runs_its_hold_is_renewed_however_long_that_takes(
 
 
 def test_without_renewals_a_hold_ends_and_another_acts(jobs: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a crash: nobody renews, nobody removes the note."""
+    """As after a crash: nothing renews the hold or removes the note."""
     monkeypatch.setattr(once, "HOLD_SECONDS", 0.2)
     client = jobs.client()
     assert once.Key(client.store, "k", None, None).claim() is None

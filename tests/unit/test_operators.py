@@ -301,7 +301,7 @@ def test_the_stack_that_does_not_come_says_why_that_may_be(world: World, store: 
 
 
 def test_the_command_line_and_the_pages_ask_operations_and_never_the_store() -> None:
-    """They open, close, migrate and copy a store; what is in it, they ask of operations. `bench` measures a store."""
+    """They open, close, migrate and copy a store; for what is in it, they ask operations. `bench` measures a store."""
     package = Path(tenure.__file__).parent
     files = [file for folder in ("cli", "web") for file in (package / folder).rglob("*.py") if file.name != "bench.py"]
     asked = [

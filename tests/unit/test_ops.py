@@ -32,7 +32,7 @@ def generate() -> dict[str, Any]:
 
 
 def parsed(query: str) -> promql_parser.Expr:
-    """Raises ValueError if Prometheus would refuse it, be it only for its types."""
+    """Raises ValueError if Prometheus would refuse it, even if only for its types."""
     return promql_parser.parse(query.replace("$__rate_interval", "1m"))
 
 

@@ -61,7 +61,7 @@ def other(url: str) -> Iterator[psycopg.Connection]:
 @pytest.mark.parametrize(
     ("where", "verb"),
     [
-        ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among others
+        ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among other things
         ("tenure.stores.postgres.workers.lost", "rescue"),
         ("tenure.stores.postgres.admission.Ask", "admit"),
         ("tenure.stores.postgres.steps.ending", "finish"),

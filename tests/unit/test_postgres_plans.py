@@ -373,7 +373,7 @@ def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Serve
 
 SOON = datetime(2100, 1, 1, tzinfo=UTC)
 DEAD, QUEUED = frozenset({State.DEAD}), frozenset({State.QUEUED})
-#: Filters that few rows or none meet, and the one index that tells so.
+#: Filters that few rows or none meet, and the one index that shows it.
 RARE: Mapping[str, tuple[Filter, str]] = {
     "dead letters": (Filter(states=DEAD), "jobs_ended"),
     "fresh dead letters": (Filter(states=DEAD, ended_since=SOON, guards=False), "jobs_ended"),

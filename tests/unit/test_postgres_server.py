@@ -579,7 +579,7 @@ def test_a_standby_is_told_and_used_once_it_is_promoted() -> None:
             follower = stack.enter_context(opened(both))
             kept = put(follower)  # it finds the primary among them
             ((written,),) = primary.execute("SELECT pg_current_wal_lsn()::text")
-            until(  # asked itself: the primary is told only every ten seconds
+            until(  # the standby itself is asked: it reports to the primary only every ten seconds
                 lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)) == [(True,)],
                 "the standby to have it",
             )

@@ -532,7 +532,7 @@ def test_a_sentinels_password_is_redacted_too() -> None:
 
 
 class Terminator:
-    """Ends TLS in front of a server. `mutual`: it requires a certificate of its client."""
+    """Ends TLS in front of a server. `mutual`: it requires a certificate from its client."""
 
     def __init__(self, server: Valkey, folder: Path, *, mutual: bool = False) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -713,7 +713,7 @@ def test_a_right_taken_away_in_the_middle_is_told_with_what_is_needed(server: Va
 
 
 def commands(server: Valkey) -> dict[str, int]:
-    """How often each was run since the last look, also by scripts."""
+    """How often each command was run since the last look, also by scripts."""
     stats = server.execute("INFO", "commandstats")
     server.execute("CONFIG", "RESETSTAT")
     return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
@@ -1338,7 +1338,7 @@ def test_an_owner_that_is_down_is_away_and_found_again(cluster: ValkeyCluster) -
 
 @contextmanager
 def moving(cluster: ValkeyCluster, name: str, source: Valkey, target: Valkey) -> Generator[Callable[[int], None]]:
-    """Begin to move the slot of a namespace; what this yields moves so many of its keys. At the end, all have moved."""
+    """Begin to move the slot of a namespace; what this yields moves this many keys. In the end, all have moved."""
     slot = source.execute("CLUSTER", "KEYSLOT", f"{{{name}}}")
     mine, theirs = source.execute("CLUSTER", "MYID"), target.execute("CLUSTER", "MYID")
 

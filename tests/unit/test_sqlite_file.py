@@ -260,7 +260,7 @@ def test_ctrl_c_at_any_step_of_a_group_is_heard_by_whom_it_struck_and_costs_nobo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = with_a_table(tmp_path / "t.db")
-    turn = threading.RLock()  # so that the other one can be made to wait, and this thread to carry both
+    turn = threading.RLock()  # so that the other thread can be made to wait, and this one to write for both
     monkeypatch.setattr(database, "_turn", turn)
     seen: set[tuple[str, ...]] = set()
 

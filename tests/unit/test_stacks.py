@@ -358,7 +358,7 @@ looks: list[str] = []
 
 
 class Proxy:
-    """It evaluates itself when it is looked into, as a lazy object does, and fails."""
+    """An object that evaluates itself when it is inspected, as a lazy one does, and fails."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         object.__setattr__(self, "run", run)

@@ -169,7 +169,7 @@ def test_a_pid_is_not_killed_once_its_process_was_reaped(
 
 
 def test_a_worker_can_be_killed_while_its_supervisor_waits_for_its_end(worker: WorkerProcess) -> None:
-    """As where a process is not told of an exit, and waits once the link to the worker has closed."""
+    """As where no pidfd tells of the exit: the supervisor waits once the link to the worker has closed."""
     ended: list[Any] = []
     waits = threading.Thread(target=lambda: ended.append(worker.wait()))
     waits.start()

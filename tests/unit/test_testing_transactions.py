@@ -310,7 +310,7 @@ def test_a_job_follows_the_transaction_of_a_driver_s_connection(shop: Shop, driv
     driver("BEGIN")
     driver.enqueue(shop.pay, 2)
     driver("ROLLBACK")
-    driver("BEGIN")  # another one is open when the queue is looked at
+    driver("BEGIN")  # another transaction is open when the queue is looked at
     driver.enqueue(shop.pay, 3)
     assert shop.orders == [1]
     driver("COMMIT")
