@@ -29,7 +29,7 @@ pytestmark = pytest.mark.thorough
 STORIES = int(os.environ.get("TENURE_TEST_STORIES", "60"))
 FIRST = int(os.environ.get("TENURE_TEST_SEED", "1"))
 MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
-ON_TIME, LOOKS = 60.0, 60.0  # how late a tick is not missed yet; how often a waiting schedule is looked at
+ON_TIME, LOOKS = 60.0, 60.0  # how late a tick may be and not be missed; how often a waiting schedule is looked at
 MOMENT = timedelta(milliseconds=1)
 STATUS = {State.COMPLETED: "success", State.DEAD: "failure", State.CANCELLED: "cancelled"}
 

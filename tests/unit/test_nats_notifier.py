@@ -807,7 +807,7 @@ def test_a_server_without_tls_hears_no_password_from_a_tls_url(caplog: pytest.Lo
     said: list[bytes] = []
 
     def serve(plain: socket.socket) -> None:
-        with suppress(OSError):  # raised by `shutdown`
+        with suppress(OSError):  # because of `shutdown`
             while True:
                 connection, _ = plain.accept()
                 with connection, suppress(OSError):  # a client that did not wait for the greeting tries again
