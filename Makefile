@@ -8,7 +8,7 @@ MADE_FROM := pyproject.toml constraints.txt
 
 .PHONY: help demo test test-all test-django check bench scale chaos evidence docs site release clean
 
-help:  ## Show what there is
+help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: .venv/.run  ## See real work survive a killed worker
@@ -17,7 +17,7 @@ demo: .venv/.run  ## See real work survive a killed worker
 test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 	$(BIN)/python tests/run.py everyday
 
-test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores (TESTED=yes: what make test left out)
+test-all: .venv/.dev .venv/.browser  ## All tests: about half an hour on two cores (TESTED=yes: only those that make test leaves out)
 	$(BIN)/python tests/run.py $(if $(TESTED),rest,all)
 	$(BIN)/python tests/django/tasks_suite/run.py
 
@@ -35,7 +35,7 @@ check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/python docs/settings.py
 	$(BIN)/python ops/generate.py --check
 
-bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables grow
+bench: .venv/.bench  ## Tenure against its peers, on each store, and as tables grow
 	$(BIN)/python -m bench --write docs/bench.md
 	$(BIN)/python -m bench --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --store postgres --growth --write docs/bench.md
@@ -56,7 +56,7 @@ chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECON
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) \
 		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1) $(if $(UPGRADE),--upgrade) --values "$(VALUES)"
 
-evidence: .venv/.dev  ## Half an hour of faults a store, each load, the crash tests in full, the deleted guards (hours)
+evidence: .venv/.dev  ## Half an hour of faults on each store, each load, all crash tests, the deleted guards (hours)
 	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
 	for store in sqlite postgres redis; do \
@@ -105,7 +105,7 @@ clean:  ## Remove .venv and every cache
 	@touch $@
 
 .venv/.site: .venv/.made $(MADE_FROM)
-	@echo "installing what makes the site into .venv …"
+	@echo "installing Tenure and the site's tools into .venv …"
 	@$(PIP) --editable '.[site]'
 	@touch $@ .venv/.run
 

@@ -4,7 +4,7 @@
 
 The same jobs, with and without a codec, in turn: stored by one call (`enqueue_many`), then run by one worker in this
 process. The figures are medians of this process's processor time, in microseconds a job: other load on the machine, and
-the disk, are not in them. At last what encrypting and decrypting one value takes, by its size.
+the disk, are not in them. The last table is the time to encrypt and to decrypt one value, by its size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ JOB = "01980000-0000-7000-8000-000000000000"
 
 
 def a_round(kind: str, number: int, codec: Codec | None) -> tuple[float, float]:
-    """Microseconds a job: to store them, to run them."""
+    """Microseconds a job: to store it, and to run it."""
     with tempfile.TemporaryDirectory() as folder:
         if kind == "sqlite":
             url = f"sqlite:///{folder}/tenure.db"
@@ -60,7 +60,7 @@ def a_round(kind: str, number: int, codec: Codec | None) -> tuple[float, float]:
 
 
 def one_value(size: int) -> tuple[float, float]:
-    """Microseconds to encrypt a value of so many bytes, and to decrypt it."""
+    """Microseconds to encrypt a value of `size` bytes, and to decrypt it."""
     seal, text = Seal(AesSiv([AesSiv.new_key()])), '"' + "x" * (size - 2) + '"'
     sealed = seal.close(text, "result", JOB)
     times = max(20, 2_000_000 // (size + 1_000))

@@ -68,14 +68,14 @@ class Bench:
     random: Random
     scheduled: int  #: jobs
     look_at: str  #: the id of a dead job
-    jobs: int  #: in it, but for those queued for the next drain
+    jobs: int  #: in the store, without those queued for the next drain
     port: int
     dashboard: int  #: its process
-    rate: float = 5_000.0  #: jobs/s, of the fastest drain so far: what is enqueued for the next one goes by it
+    rate: float = 5_000.0  #: jobs/s, of the fastest drain so far: the next drain gets enough jobs for this rate
     times: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  #: milliseconds, by page
 
     def pages(self) -> dict[str, str]:
-        """What is asked for, by what the table calls it."""
+        """The path of each page, by its name in the table."""
         return {
             "/": "/",
             "/jobs": "/jobs",
@@ -98,7 +98,7 @@ class Watched:
 
     memory: int
     jobs: list[float]  #: from a job's enqueue until it is seen to have ended
-    counts: list[float]  #: until one more is counted
+    counts: list[float]  #: until a watcher sees it counted
     spreads: list[float]  #: from the first watcher that sees a job to the last
 
 
@@ -140,17 +140,17 @@ def run(asked: Namespace) -> str:
                 for page, found in bench.times.items()
             ),
             "",
-            f"The drain, by the store's own counts, spans of {SPAN:g} s in turn:",
+            f"The drain, by the store's own counts, in alternating spans of {SPAN:g} s:",
             "",
             f"- without viewers: {shown(without, ',.0f')} jobs/s",
             f"- one page view a second and one watcher of the overview: {shown(watched, ',.0f')} jobs/s",
             "",
-            f"{WATCHERS} watch the overview while {A_BIT / EVERY:.0f} jobs a second are enqueued and run:",
+            f"{WATCHERS} browsers watch the overview while {A_BIT / EVERY:.0f} jobs a second are enqueued and run:",
             "",
             f"- memory of the dashboard's process: {many.memory / MIB:.0f} MiB at most",
             f"- from a job's enqueue until a browser shows that it has ended: {stretch(many.jobs)}",
             f"- of that, from the first browser to the last: {stretch(many.spreads)}",
-            f"- until it shows the new number of jobs, which is counted now and then: {stretch(many.counts)}",
+            f"- until a browser shows the new number of jobs, which is counted now and then: {stretch(many.counts)}",
             "",
             "Targets:",
             "",
@@ -168,7 +168,7 @@ def run(asked: Namespace) -> str:
 
 
 def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """All that we started ends with us."""
+    """Exit by an exception, so that all processes started here end too."""
     sys.exit("stopped")
 
 
@@ -198,7 +198,7 @@ def stretch(seconds: Sequence[float]) -> str:
 
 
 def filled(store: Store, url: str, jobs: int) -> tuple[int, str]:
-    """By the store's own verbs, so it is as it would be by itself: how many are scheduled, and the id of a dead one."""
+    """Fill the store by its own verbs, as real use would. Returns the number of scheduled jobs, and a dead one's id."""
     completed, scheduled = jobs // 2, max(jobs // 10 // 100, 10) * 100
     enqueue(store, RARE, Draft(id="", task="rare", payload='{"n":1}', queue=PAST))
     enqueue(store, completed, Draft(id="", task="nothing", payload='{"n":1}', queue=PAST))
@@ -232,7 +232,7 @@ def enqueue(store: Store, count: int, like: Draft) -> None:
 
 
 def ended(store: Store, completed: int) -> str:
-    """End all in the queue of the past: so many well, the others as dead letters. The id of one of those."""
+    """End all jobs of the queue PAST: this many completed, the others as dead letters. Returns the id of a dead one."""
     me = WorkerIdentity(
         id=f"past-1-{new_id()[-12:]}",
         host="past",
@@ -270,7 +270,7 @@ def ended(store: Store, completed: int) -> str:
 
 @contextmanager
 def tenure(url: str, *arguments: str) -> Generator[tuple[subprocess.Popen[str], Callable[[str], NoReturn]]]:
-    """A command of ours, and how to give up on it: with what it said."""
+    """A `tenure` command, and a function that gives up on it: it raises an error with the command's output."""
     with TemporaryDirectory(prefix="bench-") as folder:
         root = str(Path(__file__).parents[1])
         env = os.environ | {"TENURE_URL": url, "TENURE_RUNTIME_DIR": folder, "PYTHONPATH": root}
@@ -310,12 +310,12 @@ def dashboard(url: str) -> Generator[tuple[int, int]]:
         yield urlsplit(str(json.loads(line)["url"])).port or 0, process.pid
 
 
-Seen = Sequence[Sequence[tuple[int, int]]]  #: of each pattern: which number, and when
+Seen = Sequence[Sequence[tuple[int, int]]]  #: for each pattern: which number, and when
 
 
 @contextmanager
 def watching(bench: Bench, clients: int) -> Generator[list[Seen]]:
-    """So many watch the overview; afterwards it is there what each has seen of marked jobs, and of how many wait."""
+    """Clients watch the overview. The list is filled at the end: what each saw of marked jobs and of the count."""
     counted = f"{bench.scheduled:,}"[:-2]  # a hundred, of which the last two digits will rise
     patterns = [rf"{MARKER}(\d\d)", rf"(?<![\d,]){counted}(\d\d)(?![\d,])"]
     command = [sys.executable, "-m", "bench.dashboard_watch", str(bench.port), str(clients), *patterns]
@@ -335,7 +335,7 @@ def watching(bench: Bench, clients: int) -> Generator[list[Seen]]:
 
 
 def look(bench: Bench, until: float, *, pause: float | None = None) -> None:
-    """One page after the other, with a pause in between; notes how long each first byte took unless one is given."""
+    """Get one page after the other. Without `pause` the pauses are random, and the time to each first byte is noted."""
     for name, path in cycle(bench.pages().items()):
         time.sleep(bench.random.uniform(0, BETWEEN_VIEWS) if pause is None else pause)
         if time.monotonic() > until:
@@ -346,7 +346,7 @@ def look(bench: Bench, until: float, *, pause: float | None = None) -> None:
 
 
 def first_byte(port: int, path: str) -> float:
-    """Milliseconds; the whole page is read."""
+    """Milliseconds until the first byte; the whole page is read."""
     connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     began = time.perf_counter()
     connection.request("GET", path)
@@ -364,12 +364,12 @@ def sleep_until(until: float) -> None:
 
 
 def drain(bench: Bench, seconds: float, meanwhile: Callable[[float], None]) -> float:
-    """Jobs a second that the worker completes in this span, at full speed, while something else is done."""
+    """Jobs a second that the worker completes in this span, at full speed, while `meanwhile` runs."""
     return drains(bench, seconds, [meanwhile])[0]
 
 
 def drains(bench: Bench, seconds: float, meanwhile: Sequence[Callable[[float], None]]) -> list[float]:
-    """Those of several spans of one drain, which follow each other."""
+    """The rates of several consecutive spans of one drain."""
     store, spans = bench.store, list[tuple[datetime, datetime]]()
     stocked(bench, seconds * len(meanwhile))
     sleep_until(time.monotonic() + SETTLE)
@@ -387,9 +387,9 @@ def drains(bench: Bench, seconds: float, meanwhile: Sequence[Callable[[float], N
 
 
 def stocked(bench: Bench, seconds: float) -> None:
-    """Enough in the queue for this long, and as many jobs in all as at the start: the oldest ended ones are pruned.
+    """Queue enough jobs for this long, and keep the total as at the start: the oldest ended jobs are pruned.
 
-    The queue is paused meanwhile: the worker would be as fast as we are.
+    The queue is paused meanwhile, or the worker would run the jobs as fast as they are enqueued.
     """
     store = bench.store
     store.pause(DRAINED, paused=True)
@@ -432,7 +432,7 @@ def compared(bench: Bench, rounds: int) -> tuple[list[float], list[float]]:
 
 
 def watched_by_many(bench: Bench) -> Watched:
-    """Jobs are enqueued and run now and then, besides others: after how long do all watchers see them?"""
+    """A few jobs are enqueued and run now and then: how long does it take until all watchers see them?"""
     store, process, memory = bench.store, psutil.Process(bench.dashboard), list[int]()
     sent = dict[int, int]()
     store.pause(DRAINED, paused=True)

@@ -1,4 +1,4 @@
-"""The app whose jobs `bench.dashboard` has drained while it looks at them."""
+"""The app whose jobs a worker drains while `bench.dashboard` looks at the pages."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ async def nothing(n: int) -> None:
 
 @jobs.task
 async def rare(n: int) -> None:
-    """Done, and seldom: looking for it goes through many others."""
+    """A rare task: a search for its jobs passes many others."""

@@ -1,8 +1,8 @@
 """Browsers that watch the overview: `python -m bench.dashboard_watch PORT CLIENTS PATTERN…`, a process of its own.
 
-A pattern has one group, a number that rises. Says `open` when every stream has told something. When its input ends it
-writes JSON: of each client and each pattern a list of [number, when], as each was first seen, in nanoseconds of the
-clock that all processes share.
+A pattern has one group, a number that rises. The process prints `open` when every stream has sent an event. When its
+input ends it writes JSON: for each client and each pattern a list of [number, when], as each number was first seen, in
+nanoseconds of the clock that all processes share.
 """
 
 from __future__ import annotations

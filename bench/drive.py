@@ -1,7 +1,7 @@
 """One contestant on one store, in a process of its own: `python -m bench.drive` carries out BENCH_ORDER.
 
-Its worker is one more process: the same with the action `work`. (The order is in the environment because its URL has
-a password, and every user can read a command line.)
+Its worker is one more process: the same module with the action `work`. (The order is in the environment because its
+URL has a password, and every user can read a command line.)
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def lap(peer: Peer, order: Order) -> dict[str, float]:
 
 
 async def churn(peer: Peer, order: Order) -> list[dict[str, float]]:
-    """Lap after lap with one worker while an old snapshot is open, which is taken after a first one to warm up."""
+    """Lap after lap with one worker while an old snapshot is open. It is taken after a first lap, which warms up."""
     import psycopg
 
     await peer.open()
@@ -128,7 +128,7 @@ async def churn(peer: Peer, order: Order) -> list[dict[str, float]]:
 
 
 async def filled(peer: Peer, order: Order) -> None:
-    """As many of what the action names. Vacuumed at once, or that would be measured too."""
+    """Store as many jobs of the kind that the action names. Vacuum at once, or that would be measured too."""
     import psycopg
 
     await peer.fill(order.action, order.jobs)
@@ -137,7 +137,7 @@ async def filled(peer: Peer, order: Order) -> None:
 
 
 async def stored(peer: Peer, order: Order) -> float:
-    """Enqueue jobs, and say in how many seconds."""
+    """Enqueue the jobs, and return how many seconds that took."""
     await peer.open()
     took = order.jobs / await awaited_rate(order.jobs, peer.many(order.jobs))
     await peer.close()
@@ -145,7 +145,7 @@ async def stored(peer: Peer, order: Order) -> float:
 
 
 async def single(peer: Peer, order: Order) -> float:
-    """Awaited enqueues one after another, a second."""
+    """Awaited enqueues a second, one after another."""
     await peer.open()
     await peer.one(0)  # the first one connects
     rate = await awaited_rate(order.jobs, enqueues(peer, order.jobs))
@@ -154,7 +154,7 @@ async def single(peer: Peer, order: Order) -> float:
 
 
 async def soaked(peer: Peer, order: Order) -> int:
-    """For `laps` seconds enqueue `jobs` a second in ten calls, and some that tell how late they start: how many."""
+    """For `laps` seconds enqueue `jobs` a second in ten calls, and jobs that time their start. Returns how many."""
     await peer.open()
     began = time.monotonic()
 
@@ -236,7 +236,7 @@ ACTIONS: dict[str, Any] = {
 
 
 def main() -> None:
-    if sys.platform == "linux":  # whatever ends the bench, its processes end with it
+    if sys.platform == "linux":  # however the bench ends, its processes end with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     order = Order(**json.loads(os.environ["BENCH_ORDER"]))
     peers: dict[str, type[Peer]] = importlib.import_module(f"bench.{order.store}_peers").PEERS

@@ -4,9 +4,9 @@
     python -m bench.duties sqlite postgres redis --at-once 300000
 
 For each store: a thread stores `--rate` jobs a second that fall due one to two seconds later, and the maintenance runs
-as in a supervisor. With `--at-once`, so many jobs are due before it begins, and it runs until all are promoted. What is
-printed for a duty is its longest wait between two turns. `--latency` delays each direction of the connection, on
-servers; SQLite has none.
+as in a supervisor. With `--at-once N`, N jobs are due before it begins, and it runs until all are promoted. The figure
+printed for a duty is its longest wait between two turns. `--latency` delays each direction of the connection to a
+server; SQLite has none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tenure.ports import Draft, Store
 
 STORES = ("sqlite", "postgres", "redis")
 VERBS = {"promote": "promotion", "rescue": "rescue", "due": "ticks", "prune": "pruning"}
-PRUNE_SECONDS = 2.0  #: of 60, so that a short run has several
+PRUNE_SECONDS = 2.0  #: instead of 60, so that a short run has several prunings
 LEASE = 6.0  #: a scan a second
 EVERY = 0.05
 BATCH = 5000
@@ -108,7 +108,7 @@ def avalanche(store: Store, count: int) -> None:
 
 
 def gone(store: Store, noted: Noted) -> float:
-    """Wait until nothing is due later. Returns for how long the promotion worked."""
+    """Wait until no job is scheduled. Returns for how long the promotion worked."""
     begun = time.monotonic()
     while store.counts().get(State.SCHEDULED):
         time.sleep(0.2)

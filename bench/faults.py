@@ -43,14 +43,14 @@ KEPT = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Seconds, but for `kills`."""
+    """Seconds, except for `kills`."""
 
     settle: float = 4.0
     quiet: float = 15.0
     kills: int = 6
     between: float = 10.0
     after: float = 30.0  #: a restart
-    left: float = 45.0  #: what is not begun again so long after the last fault is left
+    left: float = 45.0  #: a job that has not begun again this long after the last fault counts as left
 
 
 QUICK = Spans(quiet=3.0, kills=2, between=4.0, after=6.0, left=6.0)
@@ -85,12 +85,12 @@ class Ledger:
         return (bisect_left(self._done, until) - bisect_left(self._done, since)) / (until - since)
 
     def first_begun(self, since: float) -> float:
-        """Seconds from then on; infinite: none."""
+        """Seconds from `since` until a job begins for the first time; infinite: none does."""
         place = bisect_left(self._begun, since)
         return self._begun[place] - since if place < len(self._begun) else math.inf
 
     def regained(self, rate: float, since: float, until: float) -> float:
-        """Seconds from then on to the first moment with that throughput; infinite: never."""
+        """Seconds from `since` to the first moment with that throughput; infinite: never."""
         steps = range(int((until - SIGHT_SECONDS - since) / STEP_SECONDS) + 1)
         moments = (since + step * STEP_SECONDS for step in steps)
         return next((at - since for at in moments if self.rate(at, at + SIGHT_SECONDS) >= rate), math.inf)
@@ -107,7 +107,7 @@ class Ledger:
         return sum(count > 1 for count in Counter(line.job for line in self.lines if line.done).values())
 
     def left(self, until: float) -> int:
-        """Jobs passed over: younger ones have begun long ago, and these are not done. (All are enqueued in order.)"""
+        """Jobs passed over: not done, though younger jobs began long ago. (All are enqueued in order.)"""
         front = max((job for job, at in self.begun.items() if at < until - FRESH_SECONDS), default=-1)
         return sum(job not in self.done for job in range(front + 1))
 
@@ -140,7 +140,7 @@ def run(asked: Namespace) -> str:
 def killed(
     server: Postgres, name: str, spans: Spans, again: list[float], *, rate: float = 0.0, prefix: str = "full"
 ) -> Figures:
-    """One of the workers after the other killed; jobs are enqueued before, or at that rate meanwhile."""
+    """Kill one worker after the other; all jobs are enqueued before, or meanwhile at `rate`."""
     with at_work(server, name, spans, rate) as ledger_of:
         quiet = pause(spans.quiet)
         began, kills = quiet[1], list[tuple[int, float]]()
@@ -167,7 +167,7 @@ def fed(server: Postgres, name: str, spans: Spans, again: list[float]) -> Figure
 
 
 def restarted(server: Postgres, name: str, spans: Spans, again: list[float]) -> Figures:
-    """The server restarted once, while all slots are busy."""
+    """Restart the server once, while all slots are busy."""
     with at_work(server, name, spans) as ledger_of:
         quiet = pause(spans.quiet)
         server.stop("fast")
@@ -195,7 +195,7 @@ SCENES: tuple[Callable[[Postgres, str, Spans, list[float]], Figures], ...] = (ki
 
 @contextmanager
 def at_work(server: Postgres, name: str, spans: Spans, rate: float = 0.0) -> Generator[Callable[[], Ledger]]:
-    """Workers in steady state on a fresh database, with a backlog that outlasts them or a process that feeds it."""
+    """Workers in steady state on a fresh database, with a backlog that outlasts the run or a process that feeds it."""
     seconds = spans.settle + spans.quiet + spans.kills * spans.between + spans.after + spans.left + PATIENCE / 3
     with ExitStack() as later:
         folder = Path(later.enter_context(TemporaryDirectory(prefix="bench-")))
@@ -265,7 +265,7 @@ class Kept:
 
 
 def oldest(ledger: Ledger) -> int:
-    """The worker that has been running for longest; 0 if there is none. A nearly idle one does not count."""
+    """The worker that has been running longest; 0 if there is none. A nearly idle one does not count."""
     recent = Counter(line.pid for line in ledger.lines if line.at > time.monotonic() - 2 and alive(line.pid))
     busy = {pid for pid, count in recent.items() if count * 2 > max(recent.values())}
     return next((line.pid for line in ledger.lines if line.pid in busy), 0)
@@ -298,7 +298,7 @@ def wait_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
 
 
-# ── what is said of it ──
+# ── the report ──
 
 
 def report(
@@ -320,16 +320,16 @@ def report(
             f"rounds, {here()}. Throughput counts each job's effect once. Tenure's workers are replaced by its "
             f"supervisor; procrastinate and pgqueuer have none, so theirs are started again {RESTART_SECONDS:g} s "
             "after they end, as systemd does. Each recovers as its documentation says: procrastinate by a periodic "
-            "task of one's own that looks every tenth minute, pgqueuer by heartbeats that are 30 s old."
+            "task of the app that looks every ten minutes, pgqueuer by taking jobs whose heartbeat is 30 s old."
         ),
         "",
         (
-            f"One worker killed every {spans.between:.0f} s, {spans.kills} in all, with every slot busy, and with "
-            f"{RATE:.0f} jobs a second coming in:"
+            f"One worker is killed every {spans.between:.0f} s, {spans.kills} in all: first with every slot busy, then "
+            f"with {RATE:.0f} jobs a second coming in:"
         ),
         "",
         (
-            "| | busy, jobs/s before | kept | kept of what comes in | interrupted | begun again after, p50 s | max s | "
+            "| | busy: jobs/s before | busy: kept | coming in: kept | interrupted | begun again after, p50 s | max s | "
             f"not done {spans.left:.0f} s after the last kill | effects done twice |"
         ),
         "| --- |" + " ---: |" * 8,
@@ -344,10 +344,10 @@ def report(
         )
     lines += [
         "",
-        "PostgreSQL restarted (`stop -m fast`, `start`) with every slot busy; counted from when it answers again:",
+        "PostgreSQL is restarted (`stop -m fast`, `start`) with every slot busy; times count from its first answer:",
         "",
         (
-            f"| | away, s | kept in the first {spans.after:.0f} s | first job begun after, s | {KEPT:.0%} of before "
+            f"| | away, s | kept in the first {spans.after:.0f} s | first job begun after, s | back at {KEPT:.0%} "
             f"after, s | not done {max(spans.after, spans.left):.0f} s later | effects done twice |"
         ),
         "| --- |" + " ---: |" * 6,

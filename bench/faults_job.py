@@ -18,5 +18,5 @@ async def effect(n: int) -> None:
 
 
 def _note(n: int, what: str) -> None:
-    """A line is whole or not there, also when its writer is killed the next moment."""
+    """A line is whole or missing, even if its writer is killed the next moment."""
     os.write(_file, f"{time.monotonic():.6f} {os.getpid()} {n} {what}\n".encode())

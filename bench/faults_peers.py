@@ -1,7 +1,8 @@
 """The contestants of `bench.faults`, each recovering as its own documentation says.
 
-A process of one of them carries out FAULTS_ORDER: `install`, `fill` (a backlog), `feed` (so many jobs a second, until
-it is killed) or `work`. (In the environment, because its URL has a password, and every user can read a command line.)
+A process of a contestant carries out FAULTS_ORDER: `install`, `fill` (a backlog), `feed` (enqueue at a rate until it is
+killed) or `work`. (The order is in the environment because its URL has a password, and every user can read a command
+line.)
 """
 
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
@@ -48,7 +49,7 @@ class Order:
 
 
 class Tenure(postgres_peers.TenurePeer):
-    """As `tenure worker -w WORKERS -c SLOTS` runs it, with the lease it has by default: it is its own supervisor."""
+    """As `tenure worker -w WORKERS -c SLOTS` runs it, with the default lease; the process becomes the supervisor."""
 
     processes = 1  #: to start, for all of its workers
 
@@ -68,7 +69,7 @@ class Tenure(postgres_peers.TenurePeer):
 
 
 class Procrastinate(postgres_peers.Procrastinate):
-    """ "Retry stalled jobs" of its documentation: a periodic task of one's own, every tenth minute."""
+    """ "Retry stalled jobs" of its documentation: a periodic task that the app defines, every ten minutes."""
 
     processes = 4
 
@@ -169,7 +170,7 @@ async def feed(peer: Contestant, rate: float) -> None:
 
 
 def main() -> None:
-    if sys.platform == "linux":  # whatever ends the bench, its processes end with it
+    if sys.platform == "linux":  # however the bench ends, its processes end with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     order = Order(**json.loads(os.environ["FAULTS_ORDER"]))
     peer = PEERS[order.name](order.url)

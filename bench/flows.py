@@ -1,13 +1,14 @@
-"""Flows: how long they take, how long the longest step of a store is, and Celery's chord beside them.
+"""Flows: how long they take, how long the store's longest step is, and a comparison with Celery's chord.
 
     python -m bench.flows sqlite postgres redis                 fan-in and fan-out of 10,000, a chain of 1,000
-    python -m bench.flows redis --waiting 1000000               what a look at asks costs beside waiting jobs
+    python -m bench.flows redis --waiting 1000000               what a look at asks costs with waiting jobs
     python -m bench.flows --chords 20 --parts 200               Celery's chord on the same Valkey, workers killed
 
 The first two drive a store from one thread, which claims, completes and admits as a worker and its supervisor do: what
-is measured is the store. The third runs the workers of both, `chords` times: so many parts of 20 ms and one job after
-them, while the worker is killed and started again; counted is what has not ended a minute later. Celery runs as its
-documentation says for tasks that must not be lost: acks_late, reject_on_worker_lost, a short visibility timeout.
+is measured is the store. The third runs `--chords` chords on Tenure, then on Celery: `--parts` parts of 20 ms and one
+job after them, while the worker is killed and started again. It counts the chords that have not ended a minute later.
+Celery runs as its documentation says for tasks that must not be lost: acks_late, reject_on_worker_lost, a short
+visibility timeout.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ KILL_SECONDS = 1.5
 
 @contextmanager
 def opened(kind: str) -> Generator[tuple[Store, Any]]:
-    """A store of its own, and its server if that can tell its slow scripts."""
+    """A fresh store, and its server if that can list its slow scripts."""
     with tempfile.TemporaryDirectory() as folder:
         server: Any = None
         if kind == "sqlite":
@@ -116,7 +117,7 @@ def _slowest(server: Any) -> float:
 
 
 def look(store: Store, waiting: int) -> str:
-    """The cost of a look that finds nothing, and of one ask, before and beside so many waiting jobs."""
+    """The cost of a look that finds nothing, and of one ask, before and while so many jobs wait."""
 
     def cost() -> tuple[float, float]:
         while store.admit().more:
@@ -137,8 +138,8 @@ def look(store: Store, waiting: int) -> str:
         store.admit(limit=1000)
     after = cost()
     return (
-        f"nothing to do {before[0]:.2f} ms, beside {waiting:,} waiting jobs {after[0]:.2f} ms; a cancelled parent and "
-        f"its ask {before[1]:.1f} ms, beside them {after[1]:.1f} ms"
+        f"nothing to do {before[0]:.2f} ms, with {waiting:,} waiting jobs {after[0]:.2f} ms; a cancelled parent and "
+        f"its ask {before[1]:.1f} ms, with them {after[1]:.1f} ms"
     )
 
 
@@ -148,7 +149,7 @@ def _timed(call: Any) -> float:
     return time.perf_counter() - at
 
 
-# ── Beside Celery's chord ───────────────────────────────────────────────────────────────────────────────────────
+# ── Against Celery's chord ──────────────────────────────────────────────────────────────────────────────────────
 
 _CELERY = """
 import os, sys, time, celery
@@ -184,7 +185,7 @@ def last(values: list[int]) -> int:
 
 
 def chords(number: int, parts: int, *, killed: bool) -> str:
-    """Each in a Valkey and a folder of its own, one after the other."""
+    """Tenure, then Celery, each in a Valkey and a folder of its own."""
     lines = []
     for name in ("tenure", "celery"):
         with Valkey() as server, tempfile.TemporaryDirectory() as folder:
@@ -250,7 +251,7 @@ def _all(items: Sequence[Any], ready: Any, quiet_since: Any) -> list[bool]:
 
 @contextmanager
 def _workers(command: Sequence[str], folder: str, *, killed: bool) -> Generator[Any]:
-    """A worker in a process group of its own; five times it is killed with all its children, and started again."""
+    """A worker in a process group of its own. With `killed`, the group is killed five times and started again."""
     from threading import Event, Thread
 
     over, last_kill = Event(), [time.monotonic()]
@@ -292,8 +293,8 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m bench.flows", description=__doc__)
     parser.add_argument("stores", nargs="*", metavar="STORE", help="sqlite, postgres, redis")
     parser.add_argument("--size", type=int, default=10_000, help="of a fan-in and a fan-out (10,000); chains: a tenth")
-    parser.add_argument("--waiting", type=int, default=0, help="measure the look at asks beside so many waiting jobs")
-    parser.add_argument("--chords", type=int, default=0, help="so many, in Tenure and in Celery")
+    parser.add_argument("--waiting", type=int, default=0, help="measure the look at asks with this many waiting jobs")
+    parser.add_argument("--chords", type=int, default=0, help="run this many, in Tenure and in Celery")
     parser.add_argument("--parts", type=int, default=50, help="of each chord (50)")
     asked = parser.parse_args()
     for kind in asked.stores:

@@ -1,4 +1,4 @@
-"""Does a drain slow down beside many other jobs, with many ended ones kept, or while an old snapshot is open?"""
+"""Does a drain slow down with many other jobs, with many ended ones kept, or while an old snapshot is open?"""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ BOUNDS = {"others": 0.9, "same": 0.9, "ended": 0.9, "snapshot": 0.8}
 def run(asked: Namespace) -> str:
     names = [name for name in NAMES if not asked.only or name in asked.only]
     words = {
-        "others": f"{asked.others:,} others queued in another queue",
-        "same": f"{asked.others:,} others queued behind them in the same queue",
-        "ended": f"{asked.ended:,} ended ones kept",
+        "others": f"{asked.others:,} other jobs queued in another queue",
+        "same": f"{asked.others:,} other jobs queued behind them in the same queue",
+        "ended": f"{asked.ended:,} ended jobs kept",
         "snapshot": f"last tenth of {asked.churn:,} against the first, with an old snapshot open",
     }
     found: dict[str, dict[str, list[float]]] = {}
@@ -73,7 +73,7 @@ def against_empty(bench: Bench, name: str, what: str, count: int, asked: Namespa
     ):
         ask(replace(full, action=what, jobs=count))
         bench.postgres.execute("CHECKPOINT")
-        drained(full), drained(empty)  # the first drain of a fresh database is another one's figure
+        drained(full), drained(empty)  # the first drain of a fresh database is different
         found: list[float] = []
         for number in range(asked.rounds):
             if number % 2:

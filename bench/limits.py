@@ -1,4 +1,4 @@
-"""What limits cost, and whom they serve: jobs with keys beside plain ones, in interleaved rounds, on one store."""
+"""What limits cost, and how fair they are: jobs with keys against plain ones, in interleaved rounds, on one store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOTS = 500
 BATCH = 1_000
 SHORT = 1_000  #: jobs of 5 ms of one measurement
 KEYS, BACKLOG, FAIR_SLOTS = 1_000, 20_000, 20
-OF_EACH = 20  #: jobs of each other key
+OF_EACH = 20  #: jobs of every other key
 PEER_JOBS = 150
 PATIENCE = 300.0
 
@@ -70,13 +70,13 @@ def run(asked: Namespace) -> str:
             "",
             judged(f"{SHOPS} keys of ten places ≥ 0.5 × plain", each(figures, SHOPPING, PLAIN), 0.5),
             judged("one key of three places ≥ 0.5 × three slots", each(figures, THREE, SLOTS_OF_THREE), 0.5),
-            judged("beside a paused queue of its key ≥ 0.9 × before", each(figures, BESIDE, THREE), 0.9),
+            judged("with a paused queue of its key ≥ 0.9 × without", each(figures, BESIDE, THREE), 0.9),
             *peer,
             "",
             (
                 f"{KEYS:,} keys of two places with jobs of 20 ms, {FAIR_SLOTS} slots; one key has a backlog of "
                 f"{BACKLOG:,} jobs, all others have {OF_EACH} each. While all of them had jobs, the least served key "
-                f"began {least:,.0f} a minute, the most served {most:,.0f}."
+                f"began {least:,.0f} jobs a minute, the most served {most:,.0f}."
             ),
         ]
     )
@@ -96,7 +96,7 @@ def ratios(figures: dict[str, list[float]], one: str, other: str) -> str:
 
 @contextmanager
 def work(url: str, slots: int) -> Generator[Callable[[], list[Begin]]]:
-    """A supervisor with one worker. Yields what reads the begins so far: number and seconds."""
+    """A supervisor with one worker. Yields a function that reads the begins so far: number and seconds."""
     with TemporaryDirectory(prefix="bench-") as folder:
         began = Path(folder, "began")
         order = {"app": "bench.limits_app", "concurrency": slots, "workers": 1, "grace": "1s"}
@@ -119,7 +119,7 @@ def work(url: str, slots: int) -> Generator[Callable[[], list[Begin]]]:
 
 
 def until(begins: Callable[[], list[Begin]], number: int) -> list[Begin]:
-    """The first so many begins, once there are as many."""
+    """Wait for this many begins, and return them."""
     deadline = time.monotonic() + PATIENCE
     while len(found := begins()) < number:
         if time.monotonic() > deadline:
@@ -133,7 +133,7 @@ def rate(found: Sequence[Begin]) -> float:
 
 
 def stored(store: Store, task: str, numbers: Iterable[int], *, key: Key | None = None, **more: Any) -> None:
-    """Jobs of this task; the key is that of all of them, or a template over their numbers."""
+    """Store jobs of this task; the key is one for all of them, or a template over their numbers."""
     drafts = [
         Draft(
             id=new_id(),
@@ -152,7 +152,7 @@ def stored(store: Store, task: str, numbers: Iterable[int], *, key: Key | None =
 
 
 def drain(task: str, number: int, slots: int, **more: Any) -> Callable[[str, int], float]:
-    """Jobs begun a second, of so many (0: as asked) that are stored before the worker starts."""
+    """Jobs begun a second, of `number` (0: as asked) that are stored before the worker starts."""
 
     def measure(kind: str, asked: int) -> float:
         with place(kind) as (url, _):
@@ -167,7 +167,7 @@ def drain(task: str, number: int, slots: int, **more: Any) -> Callable[[str, int
 
 
 def beside_paused(kind: str, _: int) -> float:
-    """The rate of one key of three places, after a queue was paused that has as many jobs of that key, due earlier."""
+    """The rate of one key of three places while a paused queue has as many jobs of that key, which come first."""
     with place(kind) as (url, _):
         store = opened(url)
         stored(store, "three_at_a_time", range(SHORT), key=THREE_PLACES)
@@ -180,7 +180,7 @@ def beside_paused(kind: str, _: int) -> float:
 
 
 def fair(kind: str) -> tuple[float, float]:
-    """Jobs a minute of the least and of the most served key, while all had jobs."""
+    """Jobs a minute of the least and of the most served key, while all keys had jobs."""
     with place(kind) as (url, _):
         store = opened(url)
         key = Key("fair:{n}", "fair:{n}")
@@ -215,7 +215,7 @@ PLAIN = f"plain jobs, {SLOTS} slots"
 SHOPPING = f"jobs of {SHOPS} keys of ten places, {SLOTS} slots"
 SLOTS_OF_THREE = f"{SHORT:,} jobs of 5 ms, three slots"
 THREE = f"{SHORT:,} jobs of 5 ms, one key of three places"
-BESIDE = "the same beside as many of a paused queue, due first"
+BESIDE = "the same with as many jobs of a paused queue, due first"
 THREE_PLACES = Key("three", "three")
 MEASURES = {
     PLAIN: drain("plain", 0, SLOTS),

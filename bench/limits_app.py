@@ -9,7 +9,7 @@ import time
 
 from tenure import Tenure
 
-BEGAN = struct.Struct("<QQ")  #: its number, and monotonic ns
+BEGAN = struct.Struct("<QQ")  #: the job's number, and monotonic ns
 SECONDS = 0.005  #: of a job that does something
 
 jobs = Tenure()

@@ -1,7 +1,8 @@
 """DBOS's limit of a queue, in a process of its own: `python -m bench.limits_dbos URL JOBS everywhere|here`.
 
-The same three at a time, 5 ms each: for all its processes together (global_concurrency), as our key of three places;
-or in this process alone (worker_concurrency), as our three slots. It looks at its queue every 10 ms, not each second.
+The same jobs of 5 ms, three at a time: in all its processes together (global_concurrency), like our key of three
+places; or in this process alone (worker_concurrency), like our three slots. It polls its queue every 10 ms instead of
+every second.
 """
 
 from __future__ import annotations

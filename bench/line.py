@@ -1,9 +1,9 @@
-"""A line with a round trip to a server on this machine: each answer comes so much later. In a thread.
+"""A line with a round trip to a server on this machine: each answer is delayed by it. Runs in a thread.
 
     with Line("127.0.0.1", 5432, 0.005) as line:
         connect(port=line.port)
 
-What is under way is not held up by what comes behind it, as on a real line; `tests/proxy.py` breaks lines instead.
+Answers under way do not delay those behind them, as on a real line; `tests/proxy.py` breaks lines instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHUNK = 65536
 
 
 class Line:
-    """Delays the answers alone: a loop's timers have milliseconds, and half a round trip may be less than one."""
+    """Delays only the answers: a loop's timers have milliseconds, and half a round trip may be less than one."""
 
     def __init__(self, host: str, port: int, round_trip: float) -> None:
         self._target, self._delay = (host, port), round_trip

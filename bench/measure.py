@@ -69,9 +69,9 @@ class Worker:
 
 
 class Tally(Worker):
-    """Used instead of it where several processes work: each writes how many calls it had, the first and the last.
+    """Used instead of Worker where several processes work: each writes its number of calls, the first and the last.
 
-    The driver reads that from a file of each process, whenever it wants to: `tallies`.
+    The driver can read that at any time from the file of each process: `tallies`.
     """
 
     def __init__(self, folder: str) -> None:
@@ -83,7 +83,7 @@ class Tally(Worker):
     def ran(self) -> None:
         with self._lock:
             now = time.monotonic_ns()
-            if self._map is None:  # now, and not when it was made: workers may be forked from a process that has it
+            if self._map is None:  # only now: workers may be forked from a process that has this object
                 path = Path(self._folder, f"tally-{os.getpid()}")
                 path.write_bytes(bytes(_TALLY.size))
                 with path.open("r+b") as file:
@@ -97,19 +97,19 @@ _TALLY = struct.Struct("<QQQ")
 
 
 def tallies(folder: str) -> list[tuple[int, int, int]]:
-    """Of each process that has run a job: how many, and when it began the first and the last (monotonic ns)."""
+    """For each process that has run a job: how many, and when it began the first and the last (monotonic ns)."""
     found = [path.read_bytes() for path in Path(folder).glob("tally-*")]
     read = [_TALLY.unpack(each) for each in found if len(each) == _TALLY.size]
     return [(calls, first, last) for calls, first, last in read if calls]
 
 
 def laps(folder: str, wanted: int, worker: Popen[bytes]) -> list[dict[str, float]]:
-    """Wait until the worker has written so many laps, and read them."""
+    """Wait until the worker has written this many laps, and read them."""
     return [dict(json.loads(line)) for line in lines(Path(folder, "laps"), wanted, worker, pause=0.02)]
 
 
 def start(folder: str, wanted: int, worker: Popen[bytes]) -> float:
-    """Wait until the worker has started so many stamped jobs: milliseconds from the call of enqueue, of the last."""
+    """Wait until this many stamped jobs have started. Returns milliseconds from the last one's enqueue to its start."""
     return float(lines(Path(folder, "starts"), wanted, worker, pause=0.001)[-1])
 
 
@@ -127,9 +127,9 @@ def lines(path: Path, wanted: int, worker: Popen[bytes], pause: float) -> list[s
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, its children and those it has outlived (on Linux; 0 where /proc is missing).
+    """User and system time of a process and its children, ended ones included (on Linux; 0 where /proc is missing).
 
-    A server that forks for each connection has spent what its ended children spent, too.
+    A server that forks for each connection spends most of its time in children, which end with their connections.
     """
     try:
         own = _ticks(Path(f"/proc/{pid}/stat"))
@@ -141,7 +141,7 @@ def cpu_seconds(pid: int) -> float:
         try:
             total += sum(_ticks(Path(f"/proc/{child}/stat"))[:2])
         except OSError:
-            continue  # ended meanwhile: its parent has it
+            continue  # ended meanwhile: its parent's counters have its time
     return total / TICKS
 
 

@@ -2,7 +2,7 @@
 durability it has by default.
 
 A `Peer` is made in two processes: one enqueues (`open`, `many`, `one`, `stamp`), the other one is the worker (`work`,
-which never returns). Of them only Tenure, awa, Oban (by time) and the bare loop refuse what a former owner finishes.
+which never returns). Only Tenure, awa, Oban (by time) and the bare loop refuse what a former owner finishes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Peer:
     url: str
     nats: str = ""
 
-    supervised = False  #: one process of ours starts as many workers as it is told to
-    left = ""  #: SQL, where there is a cheap one: how many jobs are not yet finished
-    uvloop = False  #: its documentation or its own command line says so
+    supervised = False  #: one process that the bench starts runs all its workers
+    left = ""  #: SQL that counts the unfinished jobs, if there is a cheap way
+    uvloop = False  #: its documentation or its own command line uses it
     together = True  #: its enqueue can be called concurrently
     starts = True  #: its worker is notified of new jobs
-    enqueues = True  #: its figures of enqueueing mean something
+    enqueues = True  #: its enqueue figures are comparable
     keeps_ended = True  #: in the database
     python = (3, 11)
 
@@ -70,7 +70,7 @@ class Peer:
             connection.execute(self.rows(what, count).encode())
 
     def rows(self, what: str, count: int) -> str:
-        """SQL for what lies beside the jobs of `many`: `others` queued in another queue, others in the `same` queue
+        """SQL for jobs in addition to those of `many`: `others` queued in another queue, others in the `same` queue
         and behind them, or `ended` ones."""
         raise NotImplementedError
 
@@ -135,7 +135,7 @@ SELECT uuidv7(), 0, 10, 3, 1, 30, now(), now(), {priority}, false, false, '{stat
 class Pgqueuer(Peer):
     """Performance tuning guide: asyncpg, `pgq autovac`, a connection of its own for the worker, a pool to enqueue.
 
-    Its command line runs on uvloop. No `max_concurrent_tasks`: that is its default, and a leaner statement.
+    Its command line runs on uvloop. No `max_concurrent_tasks`: none is the default, and makes its statement leaner.
     """
 
     left = "SELECT count(*) FROM pgqueuer WHERE status IN ('queued', 'picked')"
@@ -207,7 +207,7 @@ class Pgqueuer(Peer):
 class Awa(Peer):
     """Its benchmarking notes: one queue, and (queues × 4 + 20) connections; COPY into its queue storage."""
 
-    keeps_ended = False  # its ended jobs are in rings that it truncates
+    keeps_ended = False  # its ended jobs are in a ring of tables that it truncates
 
     async def install(self) -> None:
         await self.open()
@@ -248,7 +248,7 @@ class Awa(Peer):
         await asyncio.Event().wait()
 
     async def fill(self, what: str, count: int) -> None:
-        """By its own COPY: its queues have counters that a plain INSERT would not know of. Priority 4 is its last."""
+        """By its own COPY: its queues have counters that a plain INSERT would miss. Priority 4 is its lowest."""
         await self.open()
         queue, priority = (QUEUE, 4) if what == "same" else ("other", 2)
         for first in range(0, count, 50_000):
@@ -268,7 +268,7 @@ class Stamp:
 
 
 class OBan(Peer):
-    """A queue's `limit` is its slots and its batch, and there is nothing else to set. It brings uvloop."""
+    """A queue's `limit` is both its slots and its batch, and there is nothing else to set. It depends on uvloop."""
 
     left = "SELECT count(*) FROM oban_jobs WHERE state IN ('available', 'scheduled', 'executing', 'retryable')"
     uvloop = True
@@ -420,7 +420,7 @@ WITH picked AS MATERIALIZED (SELECT id FROM jobs WHERE state = 'queued' AND queu
 UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = 'w' FROM picked WHERE jobs.id = picked.id
 RETURNING jobs.id, attempt, task, payload
 """
-# The expressions keep the planner from the index on worker_id: it would join every ended job with every running one.
+# The expressions keep the planner off the index on worker_id: it would join every ended job with every running one.
 _BARE_FINISH = """
 UPDATE jobs SET state = 'completed', result = 'null', ended_at = now(), worker_id = NULL
 FROM unnest(%s::uuid[], %s::integer[]) AS done (id, attempt)
@@ -430,7 +430,7 @@ WHERE jobs.id = done.id AND jobs.state || '' = 'processing' AND jobs.attempt = d
 
 
 class TaskiqNats(Peer):
-    """Pull consumers in batches; uvloop, as its command line has. There is no database: it is here for its drain."""
+    """Pull consumers in batches; uvloop, as on its command line. There is no database: only its drain is measured."""
 
     uvloop = True
     enqueues = starts = False

@@ -1,4 +1,4 @@
-"""All peers on one Valkey server without an append-only file, emptied before each; Tenure also on one that has it."""
+"""All peers on one Valkey server without an append-only file, emptied before each; Tenure also on one with it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ WEEK = 604_800.0
 DELAY = 2.0
 FIRST = 10_000
 BATCH = 400
-SLOW = 500  #: microseconds from which a script is logged; to log all commands would be the longest of them
+SLOW = 500  #: microseconds from which a script is logged; logging every command would take longest of all
 
 
 def run(asked: Namespace) -> str:
@@ -101,7 +101,7 @@ def draft(delay: float) -> Draft:
 
 
 def cost(store: RedisStore, server: Valkey, random: Random) -> float:
-    """Microseconds of the server's CPU for one job more: the median of many batches."""
+    """Microseconds of the server's CPU for one more job: the median of many batches."""
     found: list[float] = []
     for _ in range(DUE // BATCH):
         before = cpu(server)
@@ -138,7 +138,7 @@ def probed(server: Valkey, seconds: float) -> list[float]:
 
 @contextmanager
 def probing(server: Valkey) -> Generator[list[float]]:
-    """What another process waits for its PINGs, in milliseconds; it fills the list when the block ends."""
+    """How long another process waits for each PING, in milliseconds; the list is filled when the block ends."""
     ours, theirs = Pipe()
     probe = get_context("spawn").Process(target=ping, args=(server.url, theirs), daemon=True)
     probe.start()

@@ -1,7 +1,7 @@
 """The contestants on Redis: each with the settings its own documentation recommends for speed, and no results kept.
 
-Of them only Tenure refuses what a former owner finishes. What a killed worker held is lost with huey and celery (as
-they are by default), marked failed with rq, and comes back with the others: after a minute or more with streaq,
+Only Tenure refuses what a former owner finishes. A killed worker's jobs are lost with huey and celery (as they are by
+default), marked failed with rq, and come back with the others: after a minute or more with streaq,
 dramatiq and saq (if told to retry), after five with arq, after ten with taskiq-redis.
 """
 
@@ -16,18 +16,18 @@ from typing import Any, ClassVar
 from bench.measure import Worker
 from bench.postgres_peers import CONNECTIONS, QUEUE, Peer, TenurePeer, worker
 
-BATCH = 500  # of those whose best bulk call is many calls at once
-TOGETHER = 100  # the same of arq: every call of it needs a connection
+BATCH = 500  # of peers whose best bulk enqueue is many calls at once
+TOGETHER = 100  # the same for arq: each of its calls needs a connection
 
 
 class RedisPeer(Peer):
-    """One contestant that has a share of the jobs of a drain: the slow ones have fewer, for a rate that is enough."""
+    """One contestant with its share of a drain's jobs: slow ones get fewer, which is enough to measure their rate."""
 
     share = 1.0
 
 
 class SyncPeer(RedisPeer):
-    """One that has nothing to await."""
+    """A contestant that has nothing to await."""
 
     together = False
 
@@ -37,9 +37,9 @@ class Tenure(TenurePeer, RedisPeer):
 
 
 class Taskiq(RedisPeer):
-    """Streams: its only broker that acknowledges (the list broker is no faster, and loses what a killed worker held).
+    """Streams: its only broker that acknowledges (the list broker is no faster, and loses a killed worker's jobs).
 
-    `--no-parse`; its command line runs on uvloop, if that is installed. It has no call for many.
+    `--no-parse`; its command line runs on uvloop, if that is installed. It has no bulk call.
     """
 
     uvloop = True
@@ -82,7 +82,7 @@ class Taskiq(RedisPeer):
 
 
 class Dramatiq(SyncPeer):
-    """Four threads, its fastest here, and as many messages fetched ahead as slots. It has no call for many."""
+    """Four threads, its fastest here, and as many messages prefetched as there are slots. It has no bulk call."""
 
     async def open(self) -> None:
         import dramatiq
@@ -124,7 +124,7 @@ class Dramatiq(SyncPeer):
 
 
 class Huey(SyncPeer):
-    """Two threads, its fastest here; a blocking pop, no results, no periodic tasks. No call for many."""
+    """Two threads, its fastest here; a blocking pop, no results, no periodic tasks. No bulk call."""
 
     async def open(self) -> None:
         from huey import RedisHuey
@@ -158,7 +158,7 @@ class Huey(SyncPeer):
 
 
 class Saq(RedisPeer):
-    """Its default concurrency of 10: each has a connection that waits, and more are no faster. No call for many."""
+    """Its default concurrency of 10: each has a connection that waits, and more are no faster. No bulk call."""
 
     share = 0.5
 
@@ -238,7 +238,7 @@ class Streaq(RedisPeer):
 
 
 class Arq(RedisPeer):
-    """`max_jobs` is its slots; it polls, here every 10 ms; faster on uvloop. No results, no log, no call for many."""
+    """`max_jobs` is its slots; it polls, here every 10 ms; faster on uvloop. No results, no log, no bulk call."""
 
     share = 0.5
     uvloop = True
@@ -289,7 +289,7 @@ class Rq(SyncPeer):
     """SimpleWorker, one job at a time without a fork: its documentation's choice for very short jobs. No results."""
 
     share = 0.1
-    counting: ClassVar[Worker]  #: rq imports the functions below, which know no peer
+    counting: ClassVar[Worker]  #: for the functions below: rq imports them, so they have no peer
 
     async def open(self) -> None:
         from redis import Redis
@@ -325,7 +325,7 @@ def rq_stamp(sent: int) -> None:
 
 
 class Celery(SyncPeer):
-    """Its solo pool, faster here than threads or prefork; 500 fetched ahead; no results, no gossip between workers."""
+    """Its solo pool, faster here than threads or prefork; 500 prefetched; no results, no gossip between workers."""
 
     share = 0.25
 
@@ -367,7 +367,7 @@ class Celery(SyncPeer):
 
 
 class BareLoop(SyncPeer):
-    """The floor: what redis-py and Redis can do with the same moves, one script claims and one finishes, no fence."""
+    """The floor: what redis-py and Redis can do with the same moves; one script claims, one finishes, no fence."""
 
     starts = False
 

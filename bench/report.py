@@ -1,4 +1,4 @@
-"""Tables, ratios and targets of the rounds, and the file they are kept in."""
+"""Tables, ratios and targets of the rounds, and the page that has them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ratios(rounds: Rounds, ours: str) -> list[str]:
 class Target:
     """`figures` of `ours`, summed, against those of `theirs`: at least `bound` times as much, or at most.
 
-    Of several `theirs` it is the one with the best median; without any, the figures themselves are meant.
+    Of several `theirs`, the one with the best median counts; without any, the bound is for the figures themselves.
     """
 
     words: str
@@ -113,6 +113,6 @@ def store_section(path: Path, title: str, text: str) -> None:
     kept = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
     sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in kept}
     sections[title] = text.strip()
-    names = dict.fromkeys((*ORDER, *sections))  # what was measured by hand comes last
+    names = dict.fromkeys((*ORDER, *sections))  # sections measured by hand come last
     parts = [f"## {name}\n\n{sections[name]}\n" for name in names if name in sections]
     path.write_text("# Measured\n\n`make bench` wrote this.\n\n" + "\n".join(parts), encoding="utf-8")

@@ -2,11 +2,11 @@
 
     python -m bench.respawn sqlite postgres redis --kills 10 [--against OTHER/src] [--import-seconds 1] [--thread]
 
-Each kill has a supervisor of its own, so that it is always the first crash of a job of its only worker, which has one
-slot. With `--against` the two source trees take turns: compare their ratio, as the speed of a machine drifts. The steps
-are those of the process that runs the job again, in ms after the signal: `settled`, the job is queued again; `started`,
-the process began, which may be before the signal; `app`, Tenure is imported and the app's turn has come; `running`, the
-handler has begun. `cpu` is what this process has used by then.
+Each kill has a supervisor of its own with one worker of one slot, so that it is always the first crash of the job. With
+`--against` the two source trees take turns: compare their ratio, as the speed of a machine drifts. The steps are those
+of the process that runs the job again, in ms after the signal: `settled`, the job is queued again; `started`,
+the process began, which may be before the signal; `app`, Tenure is imported and the import of the app begins;
+`running`, the handler has begun. `cpu` is the processor time that this process has used by then.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def url_of(kind: str, folder: Path) -> str:
 
 
 def begun(folder: Path, number: int) -> dict[str, float]:
-    """The line of this start of the job."""
+    """What the job wrote at this start."""
     deadline = boot() + PATIENCE_SECONDS
     while boot() < deadline:
         with suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def one_kill(kind: str, task: str, source: Path, import_seconds: float) -> dict[
             )
         try:
             victim = int(begun(folder, 1)["pid"])
-            time.sleep(1.5 + 2 * import_seconds)  # until whatever it prepares after its start is ready
+            time.sleep(1.5 + 2 * import_seconds)  # until all that the supervisor prepares after its start is ready
             at = boot()
             os.kill(victim, signal.SIGKILL)
             while (row := store.get(job.id)) is not None and row.crashes == 0:

@@ -1,11 +1,11 @@
-"""What a job costs, and what becomes of the rate with more workers, with a network between, and after a long time.
+"""What a job costs, and how the rate changes with more workers, with a network in between, and after a long time.
 
     python -m bench --scale --write docs/scale.md                # all parts, for about an hour
     python -m bench --scale --parts soak --soak 3600             # one part; only its blocks of the page are replaced
 
 The parts: `workers` (1 to 8 of them drain), `idle` (1 to 200 of them wait), `trips` (a round trip to the store), `soak`
-(an old snapshot stays open). Each is measured with the peers that are installed, on the same server. The rate is that
-of the time in which all workers work: from when the last one has begun until the last job has.
+(an old snapshot stays open). Each is measured with the peers that are installed, on the same server. The rate covers
+the time in which all workers work: from when the last worker has begun until the last job has.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ NAMES = {"postgres": ("tenure", "pgqueuer", "awa"), "redis": ("tenure", "dramati
 MODULES = {"awa": "awa", "pgqueuer": "pgqueuer", "dramatiq": "dramatiq", "taskiq-redis": "taskiq_redis"}
 WORKERS = (1, 2, 4, 8)
 IDLE = (1, 8, 40, 200)
-A_SUPERVISOR = 8  #: of the idle workers
+A_SUPERVISOR = 8  #: idle workers under one supervisor, at most
 TRIPS = (0.0, 0.001, 0.005)  #: seconds
 SINGLE = 300
-SETTLED = 3.0  #: seconds in which no connection is opened
+SETTLED = 3.0  #: seconds without a new connection, after which the workers have settled
 PATIENCE_SECONDS = 180.0
 PAUSE = 0.05
 ENDING = 20.0
 MOST_CONNECTIONS = 1200
-ACKNOWLEDGED = 1.0  #: seconds after its last job; the last batch is acknowledged a little later
+ACKNOWLEDGED = 1.0  #: seconds after the last job, by which the last batch is acknowledged
 
 Row = Sequence[str]
 
@@ -61,12 +61,12 @@ Row = Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a server has counted since it was started, or how much that was in a while."""
+    """What a server has counted since it was started, or in a span of time."""
 
     log: float  #: bytes of WAL, or of the append-only file
     commits: float
     syncs: float
-    outdated: float  #: row versions that were left behind: each is dead as soon as nobody sees it any more
+    outdated: float  #: row versions left behind: each is dead as soon as no snapshot sees it any more
     cpu: float  #: seconds
     connections: float
 
@@ -163,7 +163,7 @@ class Crew:
         return sum(cpu_seconds(each.pid) for each in self.processes)
 
     def check(self, what: str) -> None:
-        """Raises RuntimeError with what they wrote, if one of them has ended."""
+        """Raises RuntimeError with the workers' output if one of them has ended."""
         for each in self.processes:
             if each.poll() is not None:
                 raise RuntimeError(f"a worker ended with {each.returncode} before {what}:\n{self._log()}")
@@ -201,7 +201,7 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def crew(order: Order, workers: int, most: int = sys.maxsize) -> Generator[Crew]:
-    """So many workers of one contestant, at most so many under each supervisor; without one each is a process."""
+    """Workers of one contestant, at most `most` under each supervisor; without a supervisor each is a process."""
     most = most if peers(order.store)[order.name].supervised else 1
     sizes = [min(most, workers - first) for first in range(0, workers, most)]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Path(folder, "log").open("wb") as log:
@@ -299,7 +299,7 @@ def of_workers(bench: Bench, asked: Namespace) -> list[str]:
         "",
         *_table(["workers", *map(str, asked.workers)], rates),
         "",
-        f"What one job costs at {asked.workers[0]}, from its enqueue to its end:",
+        "What one job costs in the first column, from its enqueue to its end:",
         "",
         *_table(["", *kinds], costs),
     ]
@@ -311,7 +311,7 @@ def of_workers(bench: Bench, asked: Namespace) -> list[str]:
 
 
 def of_idle(bench: Bench, asked: Namespace) -> list[str]:
-    """What workers cost that have nothing to do."""
+    """What idle workers cost."""
     kind = "transactions" if bench.store == "postgres" else "commands"
     heads = ["", "workers", f"{kind} a second", "connections", "bytes of log a second", "server CPU", "MiB of all"]
     rows: list[Row] = []
@@ -327,7 +327,7 @@ def of_idle(bench: Bench, asked: Namespace) -> list[str]:
             cells = (f"{spent.commits / seconds:.1f}", f"{spent.connections:.0f}", f"{spent.log / seconds:,.0f}")
             rows.append([name, f"{workers}", *cells, f"{spent.cpu / seconds:.1%}", f"{memory:,.0f}"])
             _told(f"{bench.store}: {name}, {workers} idle: {kind}", spent.commits / seconds)
-    said = f"{asked.seconds:g} s a point; Tenure's workers with up to {A_SUPERVISOR} under a supervisor"
+    said = f"{asked.seconds:g} s a point; up to {A_SUPERVISOR} of Tenure's workers under a supervisor"
     return [f"{said}; {_where(bench)}", "", *_table(heads, rows)]
 
 
@@ -390,7 +390,7 @@ def run_only(order: Order) -> float:
 
 
 def of_soak(bench: Bench, asked: Namespace) -> list[str]:
-    """Does it slow down while a snapshot that was taken at the start holds all dead rows?"""
+    """Does the start slow down while a snapshot from the beginning keeps all dead rows?"""
     rows: list[Row] = []
     for name in entrants(bench, asked):
         with bench.contestant(name, asked) as order, psycopg.connect(order.url) as old:
@@ -424,7 +424,7 @@ PARTS = {"workers": of_workers, "trips": of_trips, "idle": of_idle, "soak": of_s
 
 
 def run(asked: Namespace) -> str:
-    """The parts that were asked for on each store; each is a block of the page, which is written at once."""
+    """Measure the parts that were asked for, on each store. Each is a block of the page, and is written at once."""
     texts: list[str] = []
     for store in asked.stores:
         with server(store) as bench:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 
 CORES = (8, 64, 1000)
-SHARE = 0.25  #: of those cores are the server's
-SERVER = 64.0  #: the cores of the largest server that is usual
-DISK = 500e6  #: bytes a second that its log can be written with
+SHARE = 0.25  #: of the cores run the server
+SERVER = 64.0  #: the cores of the largest usual server
+DISK = 500e6  #: bytes a second that the server can write to its log
 SYNCS = 2000.0  #: fsyncs a second of a disk behind a network; a local NVMe drive has more
 
 
@@ -34,9 +34,9 @@ class Cost:
 
 def limits(cost: Cost, *, one_core: bool) -> list[str]:
     """A table: what each resource allows, and which binds first."""
-    serving = "one" if one_core else f"{SHARE:.0%}, {SERVER:.0f} at most,"
+    serving = "one core runs" if one_core else f"{SHARE:.0%} of the cores, at most {SERVER:.0f}, run"
     lines = [
-        f"On paper, from these costs, the no-op jobs a second that each resource allows; {serving} of the cores serve:",
+        f"On paper, from these costs, the no-op jobs a second that each resource allows; {serving} the server:",
         "",
         f"| cores | worker CPU | server CPU | log at {DISK / 1e6:,.0f} MB/s | {SYNCS:,.0f} fsyncs/s | binds first |",
         "| ---: | ---: | ---: | ---: | ---: | --- |",

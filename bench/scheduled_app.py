@@ -1,4 +1,4 @@
-"""The app whose worker runs what the schedules of `bench.schedules` fire."""
+"""The app whose worker runs the jobs of the schedules in `bench.schedules`."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ TITLE = "Schedules"
 MANY = 10_000
 BATCH = 500
 SETTLE_SECONDS = 6.0
-IDLE_SECONDS = 90.0  #: alerts look at them all every half a minute: a shorter span may miss that
+IDLE_SECONDS = 90.0  #: alerts look at all schedules every half a minute: a shorter span may miss that
 PATIENCE = timedelta(seconds=55)
-AT_ONCE = timedelta(seconds=20)  #: from now on, the least until the minute in which all are due
+AT_ONCE = timedelta(seconds=20)  #: at least, from now until the minute in which all are due
 
 
 def run(asked: Namespace) -> str:
@@ -89,7 +89,7 @@ def place(name: str) -> Iterator[tuple[str, Callable[[], list[int]]]]:
             server = later.enter_context(Postgres())
             yield server.url(), lambda: family(server.pid)
         else:
-            # A rewrite of the append-only file would take the second core for seconds, in one round and not in another.
+            # A rewrite of the append-only file would take the second core for seconds, in some rounds but not others.
             settings = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": 0}
             valkey = later.enter_context(Valkey(settings))
             yield valkey.url, lambda: family(valkey.pid)
@@ -130,7 +130,7 @@ def supervised(url: str) -> Iterator[int]:
 
 
 def due_at_once(url: str) -> tuple[float, float]:
-    """Seconds after their minute when the last of them was fired, and when the last job had ended."""
+    """Seconds from the minute in which all are due until the last was fired, and until the last job had ended."""
     store = opened(url)
     while store.now().second > 60 - AT_ONCE.seconds:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A search for one argument among many jobs: how long it takes, and what it costs a drain beside it.
+"""A search for one argument among many jobs: how long it takes, and what it costs a concurrent drain.
 
 python -m bench.search --store postgres --jobs 1000000
 """
@@ -53,7 +53,7 @@ class Search:
 
     seconds: float
     looks: tuple[float, ...]  #: milliseconds
-    looked: int  #: jobs, of the looks that did not find it
+    looked: int  #: jobs, in the looks that did not find it
 
 
 def main() -> None:
@@ -76,14 +76,14 @@ def run(name: str, jobs: int, searches: int, rounds: int) -> str:
         admin = Admin(store, open_notifier(load({"url": url}), store), load({"url": url}), who="bench")
         with worker(url, BATCH), dashboard(url) as (port, pid):
             found = [searched(admin, random.randrange(jobs)) for _ in range(searches)]
-            say("searched; now the pages, and the drain beside them")
+            say("searched; now the pages, and the drain with searches")
             pages = [first_byte(port, page(random, jobs)) for _ in range(searches + 1)][1:]  # the first one is cold
             bench = Bench(store, open_notifier(load({"url": url}), store), random, 0, "", jobs, port, pid)
             drain(bench, SPAN, sleep_until)
             rates: tuple[list[float], list[float]] = ([], [])
             search = looking(port, random, jobs)
             for number in range(rounds):
-                # In this order what changes in the course of a drain meets both alike.
+                # In this order, whatever changes in the course of a drain affects both alike.
                 spans = drains(bench, SPAN / 2, [sleep_until, search, search, sleep_until])
                 rates[False].append((spans[0] + spans[3]) / 2)
                 rates[True].append((spans[1] + spans[2]) / 2)
@@ -95,7 +95,7 @@ def run(name: str, jobs: int, searches: int, rounds: int) -> str:
     ratios = [one / other for one, other in zip(rates[True], rates[False], strict=True)]
     return "\n".join(
         [
-            f"{name}: {jobs:,} jobs, one with `args.user` = N; a random one is searched, {searches} times; {here()}.",
+            f"{name}: {jobs:,} jobs, one for each `args.user` = N; {searches} searches for a random one; {here()}.",
             "",
             "| | p50 ms | p95 ms | max ms |",
             "| --- | ---: | ---: | ---: |",
@@ -103,13 +103,13 @@ def run(name: str, jobs: int, searches: int, rounds: int) -> str:
                 f"| {what} | {' | '.join(f'{each:,.0f}' for each in cut(times))} |"
                 for what, times in (
                     ("one look", looks),
-                    ("until it is found, looking further at once", whole),
+                    ("until it is found, one look after another", whole),
                     ("first byte of `/jobs?q=args.user=N`", pages),
                 )
             ),
             "",
             (
-                f"It passes {speed:,.0f} jobs a second. The drain: {shown(rates[False], ',.0f')} jobs/s without "
+                f"A search passes {speed:,.0f} jobs a second. The drain: {shown(rates[False], ',.0f')} jobs/s without "
                 f"searches, {shown(rates[True], ',.0f')} with one look a second."
             ),
             "",

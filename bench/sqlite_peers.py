@@ -1,8 +1,8 @@
 """The contestants on SQLite: `python -m bench.sqlite_peers NAME FOLDER COUNT SLOTS` prints one JSON line.
 
 Every contestant gets the settings its own documentation recommends for speed with the durability it has by default.
-Of them only Tenure and the bare fenced loop own their jobs: the others forget a job when they hand it out, or let
-anyone finish it.
+Only Tenure and the bare fenced loop own their jobs: the others forget a job when they hand it out, or let any caller
+finish it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def huey_measure(folder: str, count: int, slots: int) -> dict[str, float]:
     return {**lap, "bulk": bulk, "single": single, "start_p50_ms": p50, "start_p99_ms": p99}
 
 
-# ── litequeue: a queue, no worker; the loop is the shortest one its README shows ──
+# ── litequeue: a queue without a worker; the loop is the shortest one in its README ──
 
 
 def litequeue_measure(folder: str, count: int, slots: int) -> dict[str, float]:
@@ -83,7 +83,7 @@ def litequeue_measure(folder: str, count: int, slots: int) -> dict[str, float]:
                 queue.put(json.dumps({"n": n}))
 
     bulk = rate(count, fill)
-    # Without this index its pop sorts all that waits, on older SQLites (3.40: 600 jobs/s here): its best case is meant.
+    # Without this index older SQLites sort the whole queue at each pop (3.40: 600 jobs/s here): measure its best case.
     queue.conn.execute(f"CREATE INDEX best ON {queue.table} (status, message_id)")
     cpu = time.process_time()
 

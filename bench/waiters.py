@@ -1,10 +1,10 @@
-"""What does waiting for many jobs cost the process that waits, and how soon does one that waits hear of the end?
+"""What does waiting for many jobs cost the process that waits, and how soon does a waiter learn of a job's end?
 
     python -m bench.waiters sqlite postgres redis --waiters 800 --seconds 10
 
-For each store: `--waiters` jobs that nobody runs are awaited, by `aresult()` on one event loop (with `--threads` by
-`result()` in as many threads), and the process's processor time is measured once they all wait. Then single jobs are
-awaited, each ended some milliseconds later by another thread; the figure is the time from its end to the result.
+For each store: `--waiters` jobs that no worker runs are awaited, by `aresult()` on one event loop (with `--threads` by
+`result()` in as many threads), and the process's processor time is measured once all of them wait. Then single jobs
+are awaited, each ended some milliseconds later by another thread; the figure is the time from its end to the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tenure.errors import JobFailed
 from tenure.ports import Store
 
 STORES = ("sqlite", "postgres", "redis")
-SETTLED = 3.0  #: seconds after which everybody waits at the slowest pace
+SETTLED = 3.0  #: seconds after which every waiter looks at the slowest pace
 ENDS_AFTER = (0.003, 0.01, 0.03, 0.1, 0.3, 0.7)  #: seconds
 WORKER = "bench-1-abc"
 
@@ -132,7 +132,7 @@ def main() -> None:
             share = waiting(jobs, asked)
             late = latencies(jobs, asked.rounds)
         sys.stdout.write(
-            f"{kind:9} {asked.waiters} waiters: {share:6.1%} of a core; one waiter hears of the end after "
+            f"{kind:9} {asked.waiters} waiters: {share:6.1%} of a core; one waiter learns of the end after "
             f"{median(late):.1f} ms (median; 90 %: {quantiles(late, n=10)[-1]:.1f} ms)\n"
         )
         sys.stdout.flush()

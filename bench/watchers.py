@@ -1,11 +1,11 @@
-"""What does a job that many watch cost the process that serves them?
+"""What does a job with many watchers cost the process that serves them?
 
     python -m bench.watchers sqlite postgres redis --watchers 1000 --seconds 10
 
 For each store: one running job is watched by `--watchers`, first by `async for … in handle.updates()`, then over the
-API's events of a job, whose responses are read inside this process, without a socket. Measured once all are there,
-while the job reports progress `--reports` times a second: the processor time of the process, calls of the store
-included, and how often the store was asked for updates.
+API's events of a job, whose responses are read inside this process, without a socket. Measured once all of them watch,
+while the job reports progress `--reports` times a second: the processor time of the process, including its calls of
+the store, and how often the store was asked for updates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rewrites the generated blocks of the pages: `python docs/generate.py`, or with `--check` only says what is stale.
 
-A block stands between `<!-- generated: NAME -->` and `<!-- end -->`; only those named in BLOCKS are touched.
+A block is between `<!-- generated: NAME -->` and `<!-- end -->`; only those named in BLOCKS are touched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def chart() -> str:
 
 
 def moves() -> str:
-    """The whole table."""
+    """All moves, as a table."""
     rows = ["| verb | outcome | from | to | what it needs |", "| --- | --- | --- | --- | --- |"]
     for move in MOVES:
         outcome = move.outcome.__name__ if move.outcome else ""

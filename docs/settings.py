@@ -1,6 +1,6 @@
-"""Writes the settings table into the pages that carry it, and `.env.example`: `python docs/settings.py --write`.
+"""Writes the settings table into the pages that have it, and `.env.example`: `python docs/settings.py --write`.
 
-Without --write it only says which of them are behind `tenure.config.SETTINGS`, and ends with 1 if any is.
+Without --write it only says which files are behind `tenure.config.SETTINGS`, and exits with 1 if any is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def env_example() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with its block filled in; a page without one as it is."""
+    """The page with its block filled in; a page without a block is returned as it is."""
     return _BLOCK.sub(lambda block: f"{block[1]}{markdown_table()}{block[2]}", page)
 
 

@@ -1,7 +1,7 @@
-"""Makes the pages a site: `make site` writes it to .site. Nothing in it is loaded from another host.
+"""Builds a site from the pages: `make site` writes it to .site. The site loads nothing from another host.
 
 The pages are written for a repository: they link to files outside this folder. In the site such a link leads to the
-page made of that file, or is plain text where there is none.
+page made of that file, or is plain text if there is none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tenure.errors
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / ".site"
-#: What is a page of the site, in the order of its menu: file of the repository, page.
+#: The pages of the site, in the order of its menu: file of the repository, page.
 PAGES = {
     "README.md": "index",
     "docs/README.md": "pages",

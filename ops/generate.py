@@ -3,7 +3,7 @@
     python ops/generate.py          # `make docs` does it, too
 
 A panel or a rule names its metrics as `tenure.operations.metrics.METRICS` does. Descriptions, labels and the shape of
-most queries come from there; what stands here is what a reader concludes, and from when on it is a problem.
+most queries come from there; written here is what a reader should conclude, and when it is a problem.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "tenure_asks",
             "Asks left",
-            "0 but for moments. A line that stays up: supervisors don't work off what ended.",
+            "0 except for moments. A line that stays up: supervisors don't keep up with them.",
         ),
         Panel("tenure_flows_open", "Open flows", "Flows that never end hold their jobs: tenure flows list."),
     ),
@@ -157,7 +157,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "What users of this key wait for: tenure limits show KEY names the jobs that have the places.",
             unit="s",
         ),
-        Panel("tenure_key_places_held", "Places held, by key", "Of those that the panel beside this one has."),
+        Panel("tenure_key_places_held", "Places held, by key", "Of the keys in the panel next to this one."),
         Panel("tenure_key_places", "Places, by key", "As it is declared, or set by an operator."),
         Panel("tenure_key_paused", "Paused keys", "Of the twenty that are waited for most."),
     ),
@@ -263,7 +263,8 @@ def dashboard() -> dict[str, Any]:
 
 
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-_SCRAPED = '__name__=~"tenure_jobs|tenure_build_info"'  #: a dashboard has the former, and so has a store that answers
+#: A dashboard has only the former; a supervisor whose store is unavailable has only the latter.
+_SCRAPED = '__name__=~"tenure_jobs|tenure_build_info"'
 
 
 def _place(left: int, top: int, width: int, height: int) -> dict[str, int]:
@@ -290,7 +291,7 @@ def _panel(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One alert. `why`: the reason of its threshold and its time; `do`: where to look first."""
+    """One alert. `why`: the reason for its threshold and its time; `do`: where to look first."""
 
     name: str
     expr: str
@@ -366,7 +367,7 @@ RULES = (
         "1m",
         "critical",
         "A schedule should have run and has not ({{ $labels.kind }}).",
-        "The incident waits for the schedule's own grace (5 min unless it says otherwise) and two leases already.",
+        "The incident itself has waited already: for the schedule's grace (5 min by default) and two leases.",
         "tenure schedules overdue",
     ),
     Rule(
@@ -375,8 +376,8 @@ RULES = (
         "0m",
         "warning",
         "Jobs of {{ $labels.job }} have failed for good within the last hour.",
-        "Each one is work that nobody does unless an operator decides, so one is enough. It looks at the growth: old "
-        "ones that are kept on purpose do not keep it firing.",
+        "Each one is work that is not done unless an operator decides, so one is enough. The rule looks at the growth: "
+        "old ones that are kept on purpose do not keep it firing.",
         "tenure dead list --by-error; tenure dead replay",
     ),
     Rule(
@@ -385,7 +386,7 @@ RULES = (
         "1m",
         "warning",
         "Runs of a schedule fail, or jobs fit no worker: its code, its keys, or its bucket ({{ $labels.kind }}).",
-        "The incident counts already: two failed runs in a row, or a misfit for two leases.",
+        "The incident itself has waited already: for two failed runs in a row, or a misfit for two leases.",
         "tenure check names task and error.",
     ),
     Rule(
@@ -425,9 +426,9 @@ RULES = (
         _of("wait-lost"),
         "0m",
         "warning",
-        "Jobs waited for what had happened, and nothing was left that would have told them.",
-        "Each of them is a fault of Tenure, or of a program of an older release. They were asked for again, so they go "
-        "on; the incident stays for a day.",
+        "Jobs were found waiting for what had already happened, with no ask left for them.",
+        "Each of them is a fault of Tenure, or of a program of an older release. New asks were stored for them, so "
+        "they go on; the incident stays for a day.",
         "tenure check names them; report it, with the logs of the supervisors.",
     ),
     Rule(
@@ -437,7 +438,7 @@ RULES = (
         "warning",
         "{{ $value }} looks at waiting jobs are left to do.",
         "A supervisor answers up to 200 asks a turn, several turns a second. Never fewer than that for ten minutes "
-        "means that more end than are looked at, or that nobody looks.",
+        "means that asks come faster than they are answered, or that no supervisor answers them.",
         "The panel 'Lag of duties' (admit); tenure check; more supervisors, or a faster store.",
     ),
     Rule(
@@ -446,8 +447,8 @@ RULES = (
         "2m",
         "warning",
         "A duty of the maintenance is late{{ with $labels.duty }}: {{ . }}{{ end }}.",
-        "Duties are due each second to each five minutes, and a busy store delays them by seconds; from 30 s on Tenure "
-        "itself opens the incident duty-late, also of processes that are not scraped.",
+        "Duties are due every second to every five minutes, and a busy store delays them by seconds; from 30 s on "
+        "Tenure itself opens the incident duty-late, also for processes that are not scraped.",
         "tenure check names process and host; its log has the error.",
     ),
     Rule(
@@ -477,7 +478,7 @@ RULES = (
         "warning",
         "An attempt of {{ $labels.task }} went on after it had lost its job.",
         "The store refused its result, but what its code did elsewhere may have happened twice. The second half is "
-        "there as a counter that appears with its first event has not increased yet.",
+        "there because a counter that appears with its first event has not increased yet.",
         "docs/delivery.md; job.once and a fence of your own for what must not happen twice.",
     ),
     Rule(
@@ -496,8 +497,8 @@ RULES = (
         "10m",
         "warning",
         "Workers of {{ $labels.instance }} poll instead of listening.",
-        "Polling is the plan while a notifier is away: jobs start later, none is lost. Ten minutes is no restart any "
-        "more.",
+        "Polling is the plan while a notifier is unavailable: jobs start later, none is lost. A restart does not take "
+        "ten minutes.",
         "curl http://INSTANCE/healthz says why.",
     ),
 )
@@ -547,7 +548,7 @@ def files() -> Iterator[tuple[str, str]]:
     made = yaml.dump(rules(), Dumper=_Folded, sort_keys=False, allow_unicode=True, width=118)
     yield (
         "alerts.yml",
-        f"# Made by ops/generate.py from the table of metrics. Each rule gives the reason of its limits.\n{made}",
+        f"# Made by ops/generate.py from the table of metrics. Each rule gives the reason for its limits.\n{made}",
     )
 
 

@@ -28,7 +28,7 @@ from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
 
 watchdog.start_afresh()
-settings.register_profile("tenure", parent=settings(), deadline=None)  # a stop of a busy machine is no slow example
+settings.register_profile("tenure", parent=settings(), deadline=None)  # a stall of a busy machine is not a slow example
 settings.load_profile("tenure")
 
 
@@ -47,7 +47,7 @@ def sqlite(folder: Path) -> Callable[[Clock], Store]:
 
 @functools.cache
 def _migrated() -> bytes:
-    """An empty database: to make one takes longer than most tests."""
+    """An empty database, made once: that takes longer than most tests."""
     from tenure.stores.sqlite import SqliteStore
 
     with TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ _taken, _left = list[str](), list[str]()
 
 
 def _leave_empty() -> None:
-    """The next worlds take the schemas of those that were closed: to make one takes longer than most tests."""
+    """Later worlds reuse the schemas of closed ones: making a schema takes longer than most tests."""
     while _taken:
         schema = _taken.pop()
         _emptying().execute(_deletions(schema))
@@ -121,7 +121,7 @@ def sealed(folder: Path) -> Callable[[Clock], Store]:
 
 
 def offloaded(folder: Path) -> Callable[[Clock], Store]:
-    """The memory store with a bucket behind it, which has every value; its reads fetch them."""
+    """The memory store with a bucket behind it that has every value; reads fetch them."""
     from conformance.fetching import fetching
 
     make = memory(folder)
@@ -135,7 +135,7 @@ OFFLOADED = pytest.param(offloaded, marks=pytest.mark.thorough)
 
 @pytest.fixture(params=[*STORES, SEALED, OFFLOADED], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
-    """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
+    """Empty worlds. They are closed after the test, and must leave no thread behind."""
     before = set(living_threads())
     numbers = count(1)
     worlds: list[World] = []
@@ -174,7 +174,7 @@ _SHARED = {(owner, name): getattr(owner, name) for owner, name in ((Thread, "sta
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None]:
-    """A library that patches these for good, as tracers do, fails the test that let it, not some that come later."""
+    """A library that patches these for good, as tracers do, fails the test that let it do so, not a later one."""
     yield
     patched = [(owner, name) for (owner, name), ours in _SHARED.items() if getattr(owner, name) is not ours]
     for owner, name in patched:
@@ -185,8 +185,8 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 # ── What runs in `make test`, and what only in `make test-all` ──────────────────────────────────────────────────
 
-#: Of these, and of what drives a browser, only what is marked `everyday` runs in `make test`; of all else what is not
-#: marked `thorough`.
+#: Of these, and of the tests that drive a browser, `make test` runs those that are marked `everyday`; of all others,
+#: those that are not marked `thorough`.
 THOROUGH = ("tests/chaos/", "tests/crash/", "tests/django/", "tests/programs/", "tests/web/test_browser")
 
 
@@ -201,7 +201,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file that has nothing for every day need not be imported."""
+    """A file without an everyday test need not be imported."""
     if not config.getoption("everyday") or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")

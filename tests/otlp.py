@@ -66,7 +66,7 @@ class Collector:
                     return
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                """The test says what it looked for."""
+                """Nothing: a test that fails says what it looked for."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

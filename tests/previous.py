@@ -1,8 +1,8 @@
 """The release before this code, installed in an environment of its own: both can then run on one store.
 
 It is the newest release tag (`v1.2.3`) before this commit or, while there is none, the commit that previous.txt names.
-Its wheel is built as `make release` builds one. What it depends on is what this environment has, so nothing is
-downloaded; its tests are there too, because an app that runs on it may use no more than it knows.
+Its wheel is built as `make release` builds one. Its dependencies are those of this environment, so nothing is
+downloaded; its tests are there too, because an app that runs on it may use only what it knows.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NAMED = Path(__file__).with_suffix(".txt")
 
 
 class PreviousMissing(Exception):
-    """The release before this code can't be had here, with what to do."""
+    """The release before this code is not available here; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The code that a process runs. `name`: as TENURE_RELEASE; `path`: where modules are that are not installed."""
+    """The code that a process runs. `name`: as in TENURE_RELEASE; `path`: folders of modules that are not installed."""
 
     name: str
     python: str
@@ -83,13 +83,13 @@ def commit() -> str:
 
 
 def _tags() -> list[str]:
-    """Of releases before this commit, the newest first."""
+    """The tags of releases before this commit, newest first."""
     before = ("--merged", "HEAD", "--no-contains", "HEAD")
     return _git("tag", *before, "--sort=-version:refname", "--list", "v[0-9]*").decode().split()
 
 
 def _lend_dependencies(installed: Path) -> None:
-    """Folders named in a .pth file come last, and .pth files in these are not read: it never imports today's code."""
+    """Folders named in a .pth file come last, and .pth files in them are not read: today's code is never imported."""
     base = {"base": str(installed), "platbase": str(installed)}
     lent = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     target = Path(sysconfig.get_path("purelib", vars=base), "lent.pth")

@@ -28,9 +28,9 @@ Ask = Callable[..., Any]
 
 @contextmanager
 def prometheus(folder: Path, config: Mapping[str, Any]) -> Iterator[Ask]:
-    """It runs with this configuration and the data in `folder / "data"`. `ask("query", query=…)` asks its API.
+    """Runs with this configuration and the data in `folder / "data"`. `ask("query", query=…)` asks its API.
 
-    While it starts an answer is empty: {"result": []}.
+    While it starts, answers are empty: {"result": []}.
     """
     (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(config)))
     held = hold_port()

@@ -22,7 +22,7 @@ from servers import hold_port
 Answered = Callable[[bytes], bool]
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
 _PIECE = 512  # bytes a throttled connection forwards at once
-_HELD = 64 << 10  # bytes that are accepted ahead of those: what a slow line has not taken yet waits at its sender
+_HELD = 64 << 10  # bytes that are accepted ahead of those: the rest waits at its sender until the slow line takes it
 _NO_LINGER = struct.pack("ii", 1, 0)  # closing sends a reset
 
 
@@ -56,10 +56,10 @@ class Proxy:
         self._held.close()
 
     def usual(self, *, latency: float = 0.0, rate: float = 0.0) -> None:
-        """What this line is like when nothing is wrong with it; `heal` comes back to this.
+        """What this line is like when nothing is wrong with it; `heal` returns to this.
 
         `latency`: seconds in each direction. `rate`: bytes a second in each direction, which all its connections
-        share; 0: as many as there are.
+        share; 0: no limit.
         """
         self._usual_latency, self._usual_rate = latency, rate
         self._do(self._heal())
@@ -85,7 +85,7 @@ class Proxy:
         self._latency, self._jitter = seconds, jitter
 
     def throttle(self, rate: float) -> None:
-        """Forward so many bytes a second on each connection, in each direction."""
+        """Forward `rate` bytes a second on each connection, in each direction."""
         self._rate = rate
 
     def heal(self) -> None:
@@ -128,7 +128,7 @@ class Proxy:
         if listener is not None:
             for each in listener.sockets:
                 self._loop.remove_reader(each.fileno())
-            for _ in range(10):  # accepted clients get a link first: a server that closes leaves them open, unserved
+            for _ in range(10):  # accepted clients get a link first: closing the server would leave them open, unserved
                 await asyncio.sleep(0)
             listener.close()
         await self._cut()
@@ -224,7 +224,7 @@ class _Fault:
 
 
 class _Link:
-    """One client's connection: which request was struck, and what has been held back of its answer."""
+    """One client's connection: which request was struck, and which part of its answer is held back."""
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.writers = [client]
@@ -286,7 +286,7 @@ class _Talk:
     def __init__(self) -> None:
         self.asked = 0
         self.ready = 0
-        self._readable = False  # until a client opens as PostgreSQL's do; not when TLS has begun
+        self._readable = False  # until a client opens as PostgreSQL's do; no longer once TLS has begun
         self._one_byte_answers = 0
         self._statements: dict[bytes, bytes] = {}
         self._requests = b""
@@ -322,7 +322,7 @@ class _Talk:
             self.asked += 1
 
     def replies(self, chunk: bytes) -> Iterator[bytes]:
-        """The messages that this chunk completes; everything as it comes where it is not PostgreSQL's."""
+        """The messages that this chunk completes; of other protocols, everything as it comes."""
         if not self._readable:
             yield chunk
             return

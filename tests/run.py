@@ -1,11 +1,11 @@
-"""`make test` and `make test-all`: pytest under a limit for the whole, which ends red and leaves no process behind.
+"""`make test` and `make test-all`: pytest with a limit for the whole run, which ends red and leaves no process behind.
 
     python tests/run.py everyday [pytest's arguments]     the everyday tests: minutes
     python tests/run.py all [pytest's arguments]          everything
     python tests/run.py rest [pytest's arguments]         everything that has not just passed in `everyday`
 
 When the limit has passed, it names the tests that were running, shows the stacks of the processes that ran them, and
-kills every process that the run started. They are found by a variable in their environment, so even those that have
+kills every process that the run started. They are found by a variable in their environment, even those that have
 left the process group. TESTS_MINUTES sets another limit; a SIGALRM signals that it has passed.
 """
 
@@ -29,14 +29,14 @@ STACKS_SECONDS = 3.0
 LEFT_SECONDS = float(
     os.environ.get("TESTS_LEFT_SECONDS") or 30.0
 )  #: servers and browsers end with the run, and need a moment
-KEEPERS_SECONDS = 30.0  #: in which a keeper of servers.py stops its server, once the process that wanted it has gone
+KEEPERS_SECONDS = 30.0  #: how long a keeper of servers.py may take to stop its server, once its starter has gone
 HERE = Path(__file__).parent
 WAITING = [
     "tests/crash",
     "tests/chaos",
     *sorted(f"tests/web/{each.name}" for each in HERE.glob("web/test_browser*.py")),
 ]
-MORE_THAN_CORES = str(max(4, (os.cpu_count() or 2) + 2))  # tests wait as well as work
+MORE_THAN_CORES = str(max(4, (os.cpu_count() or 2) + 2))  # tests wait, too, and don't only compute
 CORES = str(max(2, os.cpu_count() or 2))
 EVERYTHING = (
     ("-n", CORES, "tests", *(f"--ignore={each}" for each in WAITING)),
@@ -114,7 +114,7 @@ def _raise_overdue(number: int, frame: object) -> NoReturn:
 
 
 def _where_it_was(folder: Path, minutes: float) -> str:
-    """Which tests were running, and where each of their processes stood."""
+    """Which tests were running, and the stacks of their processes."""
     running: list[str] = []
     for file in sorted(folder.glob("*.test")):
         if test := file.read_text():
@@ -137,7 +137,7 @@ def _end_all(token: str, patience: float) -> list[str]:
     while left := _carriers(token):
         late = time.monotonic() > until
         for process in left:
-            # Nobody else stops its server: one that writes its title over its environment is no carrier.
+            # Keepers are spared: only they stop a server that has overwritten its environment with its title.
             if late or "servers.py" not in (Path(word).name for word in process.cmdline):
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)

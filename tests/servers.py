@@ -5,7 +5,7 @@
 
 Each server has its own folder in /tmp, a free port on 127.0.0.1 and a keeper: a small process that runs the server
 for as long as the process that started it lives. It detects the end of that process by the closed pipe between them,
-also after a `kill -9`, then stops the server and removes its folder. (A parent-death signal would not do: it is sent
+even after a `kill -9`, then stops the server and removes its folder. (A parent-death signal would not do: it is sent
 when the *thread* that started the server ends.)
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _PORTS = range(20_000, 32_768)  # below the ephemeral ones: a client that reconnects can't take a stopped server's port
-_given: set[int] = set()  # by this process: a server may listen on its port only later, or pause
+_given: set[int] = set()  # by this process: a server may start to listen on its port later, or pause
 
 
 class ServerError(Exception):
@@ -106,7 +106,7 @@ class _Server:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL to every process of it; returns when all are gone."""
+        """SIGKILL all of its processes; returns when they are gone."""
         if not self.running:
             self._tidy()
             return
@@ -119,7 +119,7 @@ class _Server:
         self._ended()
 
     def _children(self) -> list[int]:
-        """Where the kernel does not list them they end by themselves: PostgreSQL's watch their parent."""
+        """Its children; where the kernel lists none, they end by themselves: PostgreSQL's watch their parent."""
         try:
             return [
                 int(pid)
@@ -129,7 +129,7 @@ class _Server:
             return []
 
     def restart(self) -> None:
-        """The same port and data again; what runs is stopped first."""
+        """Start it again on its port and data; if it is running, it is stopped first."""
         self._stop(signal.SIGTERM)
         self.start()
 
@@ -140,7 +140,7 @@ class _Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stop(self, how: signal.Signals) -> None:
-        """Asked again each second: a Valkey that has just begun a new append-only file refuses to end."""
+        """Ask again each second: a Valkey that has just begun a new append-only file refuses to end."""
         if not self.running:
             return
         assert self._keeper is not None
@@ -227,7 +227,7 @@ class Postgres(_Server, Databases):
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         programs = _postgres_programs()
         _Server.__init__(self, "postgres", user=_unprivileged() if os.geteuid() == 0 else None)
-        self._settings = {"max_connections": 300, **(settings or {})}  # the default of 100 is what one load takes
+        self._settings = {"max_connections": 300, **(settings or {})}  # a single load takes the default of 100
         password = secrets.token_hex(16)
         Databases.__init__(self, f"postgresql://tenure:{password}@127.0.0.1:{self.port}/postgres")
         try:
@@ -243,7 +243,7 @@ class Postgres(_Server, Databases):
         self._stop({"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
 
     def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """The same port and data again; what runs is stopped first."""
+        """Start it again on its port and data; if it is running, it is stopped first."""
         self.stop(mode)
         self.start()
 
@@ -313,7 +313,7 @@ class Postgres(_Server, Databases):
 
 
 def flipped(content: bytes, draw: random.Random) -> bytes:
-    """With a bit flipped in every KiB."""
+    """The content, with a bit flipped in every KiB."""
     changed = bytearray(content)
     for start in range(0, len(content), 1024):
         changed[draw.randrange(start, min(start + 1024, len(content)))] ^= 1 << draw.randrange(8)
@@ -381,7 +381,7 @@ class Nats(_Server, Streams):
             raise
 
     def stop(self) -> None:
-        """Stop it, its streams written."""
+        """Stop it once its streams are written."""
         self._stop(signal.SIGTERM)
 
     def wipe(self) -> None:
@@ -396,14 +396,14 @@ class Nats(_Server, Streams):
         return self.folder / "store"
 
     def copy(self) -> Path:
-        """Its store as it is written now; it goes on meanwhile."""
+        """A copy of its store as it is on disk now; the server goes on meanwhile."""
         copy = self.folder / f"copy-{secrets.token_hex(4)}"
-        # A file may go while others are copied; what is half written then is as a crash leaves it.
+        # A file may vanish while others are copied; one that is half written is as a crash would leave it.
         shutil.copytree(self.store, copy, copy_function=_copied_if_there)
         return copy
 
     def restore(self, copy: Path, *parts: str) -> None:
-        """Kill it, and start it with what the copy has: of all, or of these parts (patterns of file names) only."""
+        """Kill it, and start it with the files of the copy: all, or only these parts (patterns of file names)."""
         self.kill()
         for part in parts or ("**/*",):
             for old in [each for each in self.store.glob(part) if each.is_file()]:
@@ -415,7 +415,7 @@ class Nats(_Server, Streams):
         self.start()
 
     def spoil(self, change: Callable[[bytes], bytes], part: str = "**/*") -> None:
-        """Kill it, and start it with these files changed; one that can't start with them has them taken away."""
+        """Kill it, and start it with these files changed; if it can't start with them, with an empty store."""
         self.kill()
         for each in [each for each in self.store.glob(part) if each.is_file()]:
             each.write_bytes(change(each.read_bytes()))
@@ -443,7 +443,7 @@ class Keys:
         self.url = url
 
     def client(self) -> Redis:
-        """A client of redis-py that answers in text and tries nothing twice."""
+        """A client of redis-py that returns text and retries nothing."""
         from redis import Redis
         from redis.backoff import NoBackoff
         from redis.retry import Retry
@@ -490,14 +490,14 @@ class _Redis(_Server, Keys):
             raise
 
     def stop(self) -> None:
-        """Stop it, its keys written."""
+        """Stop it once its keys are written."""
         self._stop(signal.SIGTERM)
 
     def _command(self) -> list[str]:
         return [str(self._program), str(self._config)]
 
     def _answers(self) -> bool:
-        from redis import ConnectionError as NotYet  # also while it reads its keys
+        from redis import ConnectionError as NotYet  # also while it loads its keys
 
         try:
             return bool(self.execute("PING"))
@@ -508,8 +508,8 @@ class _Redis(_Server, Keys):
 class Valkey(_Redis):
     """valkey-server with a password, and an append-only file that is synced every second.
 
-    `settings` are lines of its configuration, in addition to those here or instead of them; `program` is another one
-    that reads them, such as `redis_program()`. A replica has its master's password, and starts in step with it.
+    `settings` are lines of its configuration, in addition to those here or instead of them; `program` is another
+    program that reads them, such as `redis_program()`. A replica has its master's password, and starts in step with it.
     """
 
     def __init__(
@@ -621,7 +621,7 @@ def _whole(node: Valkey) -> bool:
 class Sentinel(_Redis):
     """A Sentinel that watches one master under the name `tenure`, with the same password, and decides alone.
 
-    It starts when it knows the replicas of that moment; a master that is silent for a second is replaced.
+    It has started once it knows the current replicas; a master that is silent for a second is replaced.
     """
 
     def __init__(self, master: Valkey) -> None:
@@ -637,7 +637,7 @@ class Sentinel(_Redis):
         _until(self, lambda: len(self.execute("SENTINEL", "REPLICAS", "tenure")) == replicas)
 
     def master_port(self) -> int:
-        """The port of the present master."""
+        """The port of the current master."""
         _, port = self.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tenure")
         return int(port)
 
@@ -664,7 +664,7 @@ def shared_postgres() -> Databases:
         return elsewhere
     server = Postgres({"fsync": "off", "scram_iterations": 1})  # it is never killed, and tests connect very often
     atexit.register(server.close)
-    server.execute(f"ALTER ROLE tenure PASSWORD '{urlsplit(server.url()).password}'")  # initdb's took 4096 iterations
+    server.execute(f"ALTER ROLE tenure PASSWORD '{urlsplit(server.url()).password}'")  # initdb hashed it 4096 times
     return server
 
 
@@ -716,7 +716,7 @@ def redis_program() -> Path | None:
 
 
 def redis_is_here() -> bool:
-    """Whether `shared_redis` has one to give."""
+    """Whether `shared_redis` has a server to return."""
     return "TENURE_TEST_REDIS_URL" in os.environ or redis_program() is not None
 
 
@@ -771,7 +771,7 @@ def hold_port() -> socket.socket:
         except OSError:
             held.close()
             continue
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: others may bind, but no probe binds it
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: a server can bind it, but no other probe
         _given.add(port)
         return held
     raise ServerError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")

@@ -13,7 +13,7 @@ import termios
 
 
 def on_a_terminal(width: int, *argv: str) -> tuple[int, str]:
-    """One command as a process at a terminal so wide: its exit code, and what is seen there."""
+    """Run one command at a terminal of this width: its exit code, and what is seen there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TERM": "xterm"}
@@ -28,7 +28,7 @@ def on_a_terminal(width: int, *argv: str) -> tuple[int, str]:
             while read := os.read(ours, 65536):
                 seen += read
         except OSError:
-            pass  # Linux tells so that nobody is left at the other end
+            pass  # how Linux reports that the other end was closed
         os.close(ours)
     return process.returncode, seen.decode()
 

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from time import monotonic, sleep  # these, whatever a test puts in their place
+from time import monotonic, sleep  # by name: a test may patch the module's
 from typing import TextIO, cast
 
 import psutil  # type: ignore[import-untyped]

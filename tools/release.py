@@ -1,7 +1,7 @@
 """`make release`: builds the wheel and the sdist of this commit, checks them, and tags it. It uploads nothing.
 
-The version is that of pyproject.toml, and no other file has it. Everything is made from what is committed, in a folder
-that is thrown away; the tag and dist/ come last, so a release that is refused has left nothing behind.
+The version is that of pyproject.toml, and no other file has it. Everything is built from what is committed, in a
+temporary folder; the tag and dist/ come last, so a release that is refused leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from packaging.metadata import Metadata
 ROOT = Path(__file__).resolve().parents[1]
 CHANGES, PROJECT = "CHANGELOG.md", "pyproject.toml"
 UNRELEASED = "Unreleased"
-#: what the wheel has besides the packages, in its .dist-info
+#: The files of the wheel besides the packages, in its .dist-info
 ABOUT = frozenset({"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"})
-#: A job in an environment where nothing but the wheel was asked for.
+#: Runs a job in an environment where only the wheel and what it requires are installed.
 APP = """
 from tenure import Tenure
 
@@ -67,7 +67,7 @@ def main(root: Path = ROOT) -> int:
             check(root, planned, *made)
             install(planned, root / "constraints.txt", made[0], Path(folder))
             message = f"Tenure {planned.version}\n\n{planned.changes}"
-            # Cleaned up as usual, it would lose its headings: they look like comments.
+            # The default cleanup would remove its headings: they look like comments.
             git(root, "tag", "--annotate", "--cleanup=whitespace", planned.tag, "--message", message)
             target = keep(made, root / "dist")
     except Refused as refused:
@@ -97,7 +97,7 @@ def plan(root: Path) -> Planned:
 
 
 def _changes(root: Path, version: str) -> str:
-    """The section of this version; all that was unreleased has to be in it."""
+    """The section of this version. No change may be left under “Unreleased”."""
     sections = {
         heading.strip(): text.strip()
         for heading, _, text in (
@@ -115,7 +115,7 @@ def _changes(root: Path, version: str) -> str:
 
 
 def build(root: Path, folder: Path) -> tuple[Path, Path]:
-    """The wheel and the sdist. The wheel is made from the sdist, as those do who package it again."""
+    """The wheel and the sdist. The wheel is built from the sdist, as distributions do."""
     committed, unpacked = folder / "committed", folder / "unpacked"
     with ZipFile(BytesIO(run(root, "git", "archive", "--format=zip", "HEAD"))) as archive:
         archive.extractall(committed)
@@ -135,7 +135,7 @@ def _built(kind: str, source: Path, folder: Path, name: str) -> Path:
 
 
 def check(root: Path, planned: Planned, wheel: Path, sdist: Path) -> None:
-    """Their names, what is in them, and their metadata. Raises Refused."""
+    """Check the names, the contents and the metadata of both. Raises Refused."""
     committed = git(root, "ls-files", "-z").split("\0")[:-1]
     top, about = f"tenure-{planned.version}", f"tenure-{planned.version}.dist-info/"
     names = {wheel.name, sdist.name}
@@ -161,7 +161,7 @@ def _compare(name: str, found: Collection[str], expected: Collection[str]) -> No
 
 
 def install(planned: Planned, constraints: Path, wheel: Path, folder: Path) -> None:
-    """Into an environment of its own, where it must say its version and run a job. Raises Refused."""
+    """Install the wheel into a fresh environment, where it must say its version and run a job. Raises Refused."""
     home = folder / "venv"
     venv.create(home, symlinks=True)
     python = home / "bin/python"
@@ -190,7 +190,7 @@ def git(root: Path, *words: str) -> str:
 
 
 def run(folder: Path, *command: str) -> bytes:
-    """What it printed. Raises Refused if it fails."""
+    """What the command printed. Raises Refused if it fails."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TENURE_", "PYTHON"))}
     ran = subprocess.run(command, cwd=folder, env=clean, capture_output=True, check=False)
     if ran.returncode != 0:

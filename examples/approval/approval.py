@@ -36,7 +36,7 @@ async def order(job: Job, number: int, cents: int) -> str:
     if cents < 100_000:
         return f"order {number} is sent"
     ask = partial(job.resource(Mail).ask, job=str(job.id))
-    await job.aonce("ask the buyer", partial(ask, "buyer"))  # what stands before a wait runs again after it
+    await job.aonce("ask the buyer", partial(ask, "buyer"))  # the code before a wait runs again after it
     decision = await job.aexpect("decision", Decision, timeout="2d", default=None)
     if decision is None:
         await job.aonce("ask the boss", partial(ask, "boss"))

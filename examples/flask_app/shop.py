@@ -1,4 +1,4 @@
-"""A Flask app whose orders are paid and sent by a worker beside it; both use one SQLite file."""
+"""A Flask app whose orders are paid and sent by a worker alongside it; both use one SQLite file."""
 
 from __future__ import annotations
 

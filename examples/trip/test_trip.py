@@ -31,7 +31,7 @@ class FakeAgency(Agency):
 
 
 def play(queue: TestQueue, handle: JobHandle[Any]) -> None:
-    """Until it has ended: failures are retried when they are due."""
+    """Run the job until it has ended; failures are retried when they are due."""
     while handle.status().state not in {"completed", "dead"}:
         try:
             queue.drain(failures="retry")

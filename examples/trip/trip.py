@@ -45,7 +45,7 @@ def trip(job: Job, parts: list[str]) -> list[str]:
     booked = job.gather("book", lambda: [book.bind(part) for part in parts], ended=True)
     if all(each.ok for each in booked):
         return [each.value for each in booked]
-    # Also those that are not known to have been booked: the answer of the agency may have been lost.
+    # Even those that are not known to have been booked: the answer of the agency may have been lost.
     job.gather("cancel", lambda: [cancel.bind(str(each.handle.id)) for each in booked])
     failed = [each.error.splitlines()[0] for each in booked if not each.ok]
     raise Fail(f"not booked: {'; '.join(failed)}", final=True)

@@ -25,7 +25,7 @@ class Codec(Protocol):
     """Encrypts values, and decrypts them again. Used by several threads at once, and it must not block.
 
     `about` names the place of a value, as in `result 0198c0de-…`. A value of one place must not decode at another one:
-    authenticate it, without storing it. A key that another service keeps is fetched once, when the codec is made.
+    authenticate `about`, without storing it. A key that another service keeps is fetched once, when the codec is made.
     """
 
     @property
@@ -105,7 +105,7 @@ def _read(key: str, place: int) -> bytes:
         raw = urlsafe_b64decode(key + "=" * (-len(key) % 4)) if _KEY.fullmatch(key) else b""
     except ValueError:
         raw = b""
-    if len(raw) not in _SIZES:  # the text is not shown: it may be a key with a slip in it
+    if len(raw) not in _SIZES:  # the text is not shown: it may be a key with a typo
         raise InvalidOption(
             f"codec: key {place}: expected 32, 48 or 64 bytes in URL-safe base64, got {len(key)} characters that are "
             "not that; to make one: tenure codec key"
@@ -118,7 +118,7 @@ def _name(raw: bytes) -> str:
 
 
 def _library() -> tuple[Any, type[Exception]]:
-    """What makes a cipher of a key, and what it raises for what it did not encrypt."""
+    """What makes a cipher from a key, and the error it raises for data that it did not encrypt."""
     try:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESSIV

@@ -10,7 +10,7 @@ TenureError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
 ├── Locked              an encrypted value can't be read here: no key, or it was altered
-│   └── NotFetched      a value that is kept elsewhere can't be had here: no bucket, it is away, or not what it was
+│   └── NotFetched      a value that is kept elsewhere can't be fetched: no bucket, it is away, or its object is gone
 ├── GuardSkipped        a guarded block did not run: another run holds the lock, or this tick has already run
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is unavailable: retry later (exit 75)
@@ -42,7 +42,7 @@ class UnknownTask(TenureError, LookupError):
 
 
 class UnknownQueue(TenureError, LookupError):
-    """Nothing in the store or of its workers has a queue of this name."""
+    """Neither the store nor any of its workers has a queue of this name."""
 
 
 class UnknownJob(TenureError, LookupError):
@@ -96,7 +96,7 @@ class Locked(TenureError):
 
 
 class NotFetched(Locked):
-    """A value that is kept elsewhere can't be fetched: no bucket here, it is away, or its object is not what it was.
+    """A value that is kept elsewhere can't be fetched: no bucket here, it is away, or its object is gone or changed.
 
     In a handler: let it leave, and the job waits, uncharged, until it can be fetched.
     """

@@ -50,7 +50,7 @@ current: ContextVar[Running | None] = ContextVar("tenure_current_job", default=N
 
 
 def log_jobs(lines: Iterable[LogLine]) -> None:
-    """Log what went well. The lines are made only if somebody wants them.
+    """Log what went well. The lines are made only if they are logged.
 
     A filter or handler of the program's own may raise: what is stored is stored, and the engine goes on.
     """

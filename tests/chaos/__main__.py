@@ -10,9 +10,9 @@
     python -m chaos --store sqlite --seconds 300 --upgrade       a rolling upgrade, and back (upgrade.py)
     python -m chaos --store redis --seconds 60 --values sealed   with a codec
 
-A run without --load shows that nothing is lost or run twice; it says nothing about load. With one, a lane of its own,
-whose worker always has a free slot and which no fault meets, shows how late others are: starts, ticks, rescues,
-enqueues. Each has a bound (bounds.py), which holds while the store answers, beyond what the machine itself is late.
+A run without --load shows that nothing is lost or run twice; it says nothing about load. With a load, a lane of its
+own, whose worker always has a free slot and which no fault hits, shows how late other work is: starts, ticks, rescues,
+enqueues. Each has a bound (bounds.py), which applies while the store answers, on top of the machine's own delays.
 
 Each run leaves its faults, its history and its verdict in a folder of its own under --keep (.chaos); `--write FILE`
 adds them all up in that document. Exit code 1: a promise was broken, or nothing was tried.
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _runs(given: argparse.Namespace, load: str) -> int:
-    """How many of them were red."""
+    """Play the runs of one load. Returns how many of them were red."""
     draw = random.Random(given.seed)
     left, wrong, seed = given.seconds, 0, given.seed
     while left > 0:
@@ -70,7 +70,7 @@ def _runs(given: argparse.Namespace, load: str) -> int:
 
 
 def _one(given: argparse.Namespace, seed: int, seconds: float, load: str) -> Result:
-    """In a folder of its own; what is worth keeping of it comes to --keep."""
+    """Play one run in a folder of its own; what is worth keeping of it is copied to --keep."""
     plan = faults.read(Path(given.replay)) if given.replay else None
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)

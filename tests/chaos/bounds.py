@@ -5,14 +5,14 @@
          lease + scan + 2 s                                         times what the store itself takes
 
 They are judged only where a run declares them (`Allowed.bounds`): a run with load has a lane of its own, a queue with
-its own worker whose slots are always free and which no fault meets, so whoever is late there waits for somebody else.
+its own worker whose slots are always free and which no fault hits, so whatever is late there waits for other work.
 
-A lateness counts without the time in which a fault kept the store from answering, and a lease after it, and without the
-time in which a handler held the GIL and its process the lock of SQLite's file (docs/delivery.md), which the kernel
-tells (workload.py). A start also without the time in which the lane had no worker (an outage that outlasts a lease ends
-it). What the machine itself was late is allowed on top, as measured during the wait: for each hop of the way (`HOPS`)
-the longest that a process which wanted to sleep 10 ms slept too long, and the longest that the store took for a write
-of nobody's; and what so much computing as the way needs (`WORK`) took longer than the processors were given to it.
+The time in which a fault kept the store from answering, and a lease after it, does not count as lateness; nor does the
+time in which a handler held the GIL while its process held the lock of SQLite's file (docs/delivery.md), as the kernel
+tells (workload.py); nor, for a start, the time in which the lane had no worker (an outage that outlasts a lease ends
+it). The machine's own delay is allowed on top, as measured during the wait: for each hop of the way (`HOPS`) the
+longest that a process overslept which wanted to sleep 10 ms, and the longest that the store took for an unrelated
+write; and how much longer the computing on the way (`WORK`) took than the processor time that it was given.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .history import Event
 from .seen import LOCKED, Bounds, Seen, Span
 
 HOPS = 4  #: wake-ups and answers between an enqueue and its handler: client, bell, worker, store
-WORK = 0.05  #: seconds of computing, of all of them, on that way
-SAMPLE_SECONDS = 1.0  #: what one event of the gauge tells about
+WORK = 0.05  #: seconds of computing on that way, by all of them together
+SAMPLE_SECONDS = 1.0  #: the time that one event of the gauge covers
 DUTIES = {
     "start": "a due job starts",
     "promote": "a delayed job starts",
@@ -46,7 +46,7 @@ DUTIES = {
 
 
 class Lag(NamedTuple):
-    """Something that was due at `began` and happened at `ended`: `late` counts, `allowed` is promised."""
+    """Something that was due at `began` and happened at `ended`: `late` is what counts, `promised` the bound."""
 
     duty: str
     what: str
@@ -64,17 +64,17 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """Those of one duty: how many, and the half and the most of how late they were, in seconds."""
+    """Those of one duty: how many, and their median and greatest lateness, in seconds."""
 
     count: int
     half: float
     most: float
-    broken: int  #: later than promised, and than the machine explains
+    broken: int  #: those later than the promise and the machine's delay together allow
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the machine itself was like: the most and the half of its seconds' worst, and its load average."""
+    """What the machine itself was like: the maximum and the median of each second's worst, and its load average."""
 
     load: float
     stall: float
@@ -86,7 +86,7 @@ class Machine:
 
 
 class Gauge:
-    """What was measured of the machine beside the run (gauge.py)."""
+    """What was measured of the machine alongside the run (gauge.py)."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._samples = [event for event in events if event.op == "gauge"]
@@ -98,7 +98,7 @@ class Gauge:
         return median(event.at - event.data["unix"] for event in self._samples) if self._samples else 0.0
 
     def worst(self, what: str, began: float, ended: float, at_least: float = 0.0) -> float:
-        """The most of it in the samples from `began` to `ended`."""
+        """The greatest value of `what` in the samples from `began` to `ended`."""
         first = bisect_left(self._times, began)
         last = bisect_right(self._times, ended + SAMPLE_SECONDS)
         return max((event.data[what] for event in self._samples[first:last]), default=at_least)
@@ -119,7 +119,7 @@ class Gauge:
 
 
 def excused(faults: Iterable[Span], names: Iterable[str], lease: float) -> list[Span]:
-    """When the store did not answer: these faults, a lease longer each, joined where they meet."""
+    """When the store did not answer: these faults, each a lease longer, joined where they meet."""
     return joined(each._replace(ended=each.ended + lease) for each in faults if each.name in set(names))
 
 
@@ -191,7 +191,7 @@ class Lateness:
         return Lag(duty, what, began, ended, max(0.0, ended - began - out), promised, HOPS * (stall + store) + slow)
 
     def _last(self) -> float:
-        """Until when somebody could still be late: what comes to pass later is I7's."""
+        """Until when lateness is judged here: what happens later is for I7."""
         calm = [event.at for event in self._seen.events if event.op == "calm"]
         return calm[0] if calm else self._seen.events[-1].at
 
@@ -212,7 +212,7 @@ class Lateness:
             yield self._lag(duty, story.name, due, max(began, due), promised, self._deaf)
 
     def _waves(self) -> Iterator[Lag]:
-        """Of many jobs that are due at once only the first has a bound: the others stand behind one another."""
+        """Of many jobs that are due at once only the first has a bound: the others queue behind one another."""
         for wave in self._seen.events:
             if wave.op == "wave":
                 due, prefix = wave.data["due"] + self._gauge.offset, wave.key
@@ -231,7 +231,7 @@ class Lateness:
         for kill in self._seen.kills:
             deaths[kill.data["pid"]].append(kill.at)
         for pid, pauses in self._seen.pauses.items():
-            # A shorter one its owner survives, or has survived when the time for its rescue comes.
+            # An owner survives a shorter pause, or is back before its rescue is due.
             deaths[pid] += [span.began for span in pauses if span.ended - span.began > promised]
         for story in self._seen.stories.values():
             ended = story.job.ended if story.job else {}
@@ -256,7 +256,7 @@ class Lateness:
     # ── enqueues ──
 
     def _enqueues(self) -> Iterator[Lag]:
-        """As long as the store answers, it may not fail either."""
+        """As long as the store answers, an enqueue may not fail either."""
         answers = {(e.actor, e.key): e for e in self._seen.events if e.op == "enqueue" and e.phase in ("ok", "info")}
         for event in self._seen.events:
             if event.op == "enqueue" and event.phase == "invoke" and event.data.get("innocent"):
@@ -266,7 +266,7 @@ class Lateness:
                     met = any(span.began <= answer.at and event.at <= span.ended for span in self._away)
                     yield lag._replace(refused=answer.phase == "info" and not met)
 
-    # ── what nothing is promised of ──
+    # ── what has no bound ──
 
     def _without_a_worker(self) -> Iterator[Span]:
         """From the last sign of life of a worker of the lane to the first job of the next one."""

@@ -1,8 +1,8 @@
-"""Judges a run by what everybody saw (history.py): twenty-five invariants, and the figures that show that it was tried.
+"""Judges a run by what everybody saw (history.py): twenty-five invariants, and figures that show what was tried.
 
-The engine is never asked. The dump only says what is there at the end; what should be there, clients and handlers say.
-An answer that nobody heard is never judged as one: where an `info`, or a call without an end, could explain what is
-there, it does. All clocks are one, so what ended before something else began did happen before it.
+The engine is never asked. The dump only says what is there at the end; clients and handlers say what should be there.
+A call without a known answer is not judged: where an `info`, or a call without an end, could explain what is there, it
+does. All events share one clock, so what ended before something else began did happen before it.
 
     I1   what was acknowledged is there            I8   a schedule's tick is one job
     I2   an attempt is begun once                  I9   a job ends as its script says, dead letters stay
@@ -13,8 +13,8 @@ there, it does. All clocks are one, so what ended before something else began di
     I6   what has ended stays so                   I14  nothing runs that nobody asked for
     I7   when faults are over, all jobs end
 
-I15 to I18 are bounds in time (bounds.py), and judged in runs with load only. I19 to I21 and I25 are of jobs that wait
-(waits.py), I22 to I24 of limits (places.py).
+I15 to I18 are bounds in time (bounds.py), judged only in runs with load. I19 to I21 and I25 are about jobs that wait
+(waits.py), I22 to I24 about limits (places.py).
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class Verdict:
     attempts: int  #: those that handlers have begun
     kills: int
     faults: Mapping[str, int]  #: by name, "kill worker"
-    refusals: int  #: writes that a former owner tried, as far as it, or the job's attempts, tell
+    refusals: int  #: former owners' writes, as far as their handlers, or the rows of their attempts, record them
     rescues: int
-    redeliveries: int  #: attempts begun after one of the same job had begun and not ended in order
+    redeliveries: int  #: attempts begun after an earlier one of the same job that had not ended in order
     effects: Mapping[int, int]  #: how many jobs made how many effects
     recoveries: Mapping[
         str, tuple[float, ...]
-    ]  #: by name of a fault, seconds from it to the next begin of what it ended
+    ]  #: by name of a fault: seconds from it until a job whose attempt it ended began again
     lags: Mapping[str, Lags]  #: by duty, in a run with load
     machine: Machine | None  #: what it was like, in a run with load
 
 
 def bites(verdict: Verdict) -> list[str]:
-    """What never happened. A run of which this is not empty proves nothing."""
+    """What never happened. Unless this is empty, the run proves nothing."""
     counted = {
         "nothing was killed": verdict.kills,
         "no write of a former owner was refused": verdict.refusals,
@@ -71,7 +71,7 @@ def bites(verdict: Verdict) -> list[str]:
 
 
 def unmeasured(verdict: Verdict) -> list[str]:
-    """What nobody measured in a run with load. A run of which this is not empty says nothing about lateness."""
+    """What was not measured in a run with load. Unless this is empty, the run says nothing about lateness."""
     needed = {"start": "no start", "promote": "no delayed start", "tick": "no tick", "enqueue": "no enqueue"}
     return [
         *(f"{what} was measured" for duty, what in needed.items() if duty not in verdict.lags),
@@ -113,7 +113,7 @@ def _lost(seen: Seen, story: Story, call: Call) -> Judged:
 
 
 def _nobody_holds(seen: Seen, story: Story, call: Call) -> Judged:
-    """It was told that another job stands in its place: then that one is there."""
+    """Its client was told that another job has its unique key: then that job is there."""
     holder = seen.by_id.get(call.data.get("id", ""))
     there = holder is not None and (holder.job or holder.acknowledged or holder.deletable)
     if not there and "id" in call.data and not seen.forgotten(call.began, call.ended, inf):
@@ -219,7 +219,7 @@ def _checkpoints(seen: Seen, story: Story, overtaken: Callable[[int], Event | No
 
 
 def _may_have_landed(call: Call, overtaken: Callable[[int], Event | None]) -> bool:
-    """Refused is only what was flushed: the same value may have been stored by a beat, while the lease was good."""
+    """Only the flush was refused: a beat may have stored the same value before, while the lease was good."""
     later = overtaken(call.attempt)
     return later is None or call.began < later.at
 
@@ -265,7 +265,7 @@ def _told_once(seen: Seen, story: Story) -> Judged:
 
 
 def _i5(seen: Seen) -> Judged:
-    """An attempt that began ends once: it is the one that completed, or the store keeps how else it ended."""
+    """An attempt that began ends once: it completed the job, or the store keeps how else it ended."""
     for story in seen.stories.values():
         begun = Counter(event.attempt for event in story.begins())
         for attempt, ends in sorted(Counter(event.attempt for event in story.of("end")).items()):
@@ -286,12 +286,12 @@ def _outcomes(story: Story, job: Kept) -> Judged:
     finished |= {event.attempt for event in story.of("tick")}
     unexplained = [attempt for attempt in missing if attempt not in finished]
     completed = [attempt for attempt in missing if attempt in finished]
-    for attempt in unexplained + completed[len(story.replays()) :]:  # each replay follows one that completed, at most
+    for attempt in unexplained + completed[len(story.replays()) :]:  # each replay explains one that completed, at most
         yield f"{story.name}, attempt {attempt}: the store keeps no outcome of it, and it is not what completed the job"
 
 
 def _i6(seen: Seen) -> Judged:
-    """After somebody was told that a job has ended it begins no more, and is in no other state, unless replayed."""
+    """Once a client was told that a job has ended, it neither begins again nor changes state, unless replayed."""
     for story in seen.stories.values():
         claims = story.claims()
         final = [claim for claim in claims if claim.state in FINAL]
@@ -307,7 +307,7 @@ def _i6(seen: Seen) -> Judged:
 
 
 def _facts(seen: Seen, story: Story, claims: Sequence[Claim]) -> Iterator[Claim]:
-    """What must fit to what was told before it. (Whatever has ended may be deleted.)"""
+    """What must agree with what was told before it. (Whatever has ended may be deleted.)"""
     yield from (claim for claim in claims if claim.state != "gone")
     for event in story.begins():
         if not seen.waking(event):
@@ -403,7 +403,7 @@ def _took_effect(cancel: Call) -> bool:
 
 
 def _i10(seen: Seen) -> Judged:
-    """What a job is charged with, its code or its process did; what was released or snoozed is free."""
+    """Its code or its process did all that a job is charged with; what was released or snoozed is free."""
     for story in seen.stories.values():
         job = story.job
         if job is None:
@@ -428,7 +428,7 @@ class Life(NamedTuple):
 
 
 def _i11(seen: Seen) -> Judged:
-    """Of all jobs with one unique key one is live; a job is refused only in favour of a live one."""
+    """Of all jobs with one unique key at most one is live; a job is refused only in favour of a live one."""
     lives: dict[str, list[Life]] = defaultdict(list)
     for story in seen.stories.values():
         unique = next((call.data["unique"] for call in story.calls["enqueue"] if call.data.get("unique")), "")
@@ -535,7 +535,7 @@ def _handed_in(seen: Seen, story: Story) -> Judged:
 
 
 def _completed_by(story: Story, attempt: int) -> bool:
-    """For all that is known: it may be deleted by now, or replayed."""
+    """As far as is known: it may be deleted by now, or replayed."""
     job = story.job
     return job is None or bool(story.replays()) or (job.state, job.attempt) == ("completed", attempt)
 
@@ -558,7 +558,7 @@ def _i13(seen: Seen) -> Judged:
 
 
 def _made(seen: Seen, story: Story) -> Judged:
-    """What `once` keeps is made again only as long as nobody was told that it is kept."""
+    """A value of `once` is made again only as long as no attempt was told that it is kept."""
     calls: dict[tuple[int, str], Call] = {}
     kept: dict[str, Call] = {}
     for call in sorted(story.calls["once"], key=lambda call: call.ended):
@@ -582,7 +582,7 @@ def _made(seen: Seen, story: Story) -> Judged:
 
 
 def _i14(seen: Seen) -> Judged:
-    """What runs, and what is there, somebody has asked for."""
+    """Every job that runs, or is there, was asked for."""
     for story in seen.stories.values():
         ticks = story.of_schedule or any(event.op == "tick" for event in story.events)  # those are I8's
         if not ticks and not story.asked and (story.events or story.kept):
@@ -632,7 +632,7 @@ def check(events: Sequence[Event], dump: Dump, allowed: Allowed | None = None) -
 
 
 def _refused(story: Story) -> int:
-    """One refusal is told by its handler, by the attempt's row, or by both: at least so many there were."""
+    """A refusal is recorded by its handler, by the attempt's row, or by both: this many there were at least."""
     told = sum(call.outcome == "fail" for call in story.writes())
     ghosts = sum(call.outcome == "fail" for call in story.calls["ghost"])
     return max(told, sum(job.refused for job in story.kept)) + ghosts
@@ -653,7 +653,7 @@ def _again(story: Story) -> Iterator[Again]:
     for lost, following in pairwise(story.begins()):
         how = ended.get(lost.attempt)
         replayed = how == "return" and story.replayed(lost.at, following.at)
-        if how in ORDERLY or replayed or following.attempt < lost.attempt:  # the last: it has only just woken up
+        if how in ORDERLY or replayed or following.attempt < lost.attempt:  # the last: its host has only just woken up
             continue
         yield Again(lost, min(signs[lost.attempt], following.at), following)
 

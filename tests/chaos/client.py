@@ -1,6 +1,6 @@
 """`python -m chaos.client SEED RATE LEASE`: enqueues, cancels, replays, deletes and reads, until it is told to stop.
 
-It writes down what it asked for before it asks, and what it was told. It is told to stop by SIGTERM.
+It writes down each request before it sends it, and each answer. It is told to stop by SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .history import pen
 
 RECENT = 200
 ENDED = ("completed", "dead", "cancelled")
-LIMITED = "TENURE_TEST_LIMITED"  #: set: whatever runs in this run knows limits
+LIMITED = "TENURE_TEST_LIMITED"  #: if set, all code of this run knows limits
 
 
 class Stop(Exception):
@@ -119,7 +119,7 @@ class Client:
         self._enqueue(delay=f"{self._draw.uniform(0.1, self._lease):.2f}s")
 
     def _enqueue_unique(self) -> None:
-        """The same few names for all clients."""
+        """All clients use the same few keys."""
         self._enqueue(unique=f"only-{self._draw.randrange(3)}")
 
     def _enqueue_limited(self) -> None:
@@ -154,7 +154,7 @@ class Client:
         except Stop:
             self._pen.note("enqueue", "fail", key=key)
         except Exception as error:
-            # Until its end was reached nobody had asked for a commit.
+            # Before the block reaches its end, no commit is requested.
             self._pen.note("enqueue", "info" if reached_the_end else "fail", key=key, error=repr(error)[:300])
         else:
             self._told(key, handle)
@@ -162,7 +162,7 @@ class Client:
     # ── what operators do ──
 
     def _pause_key(self) -> None:
-        """Nobody needs to know: the jobs of the key go on by themselves."""
+        """Not written down: the jobs of the key go on by themselves."""
         with suppress(StoreError, UnknownLimit):
             workload.jobs.limits.pause(f"one:{self._draw.randrange(workload.SHOPS)}", "500ms")
 

@@ -1,6 +1,6 @@
 """What runs have shown, in lines, in files, and in docs/evidence.md: `python -m chaos.evidence [FOLDER [DOCUMENT]]`.
 
-Everything in the document is added up from the results that are kept beside the histories; nothing is typed in.
+All figures in the document are computed from the results that are kept next to the histories; none is typed in.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .run import Result
 from .stage import STORES
 
 FIGURES = ("jobs", "attempts", "kills", "refusals", "rescues", "redeliveries")
-TOLD = 10  #: violations of a kind that a summary tells
+TOLD = 10  #: violations of a kind that a summary lists
 
 
 def summary(result: Result) -> str:
-    """A run in a line, and what is wrong with it below."""
+    """A run in one line, and below it what is wrong."""
     verdict = result.verdict
     figures = ", ".join(f"{getattr(verdict, name)} {name}" for name in FIGURES)
     wrong = [
@@ -47,7 +47,7 @@ def summary(result: Result) -> str:
 
 
 def _some(violations: Sequence[Violation]) -> Iterator[str]:
-    """Of many of a kind the first ones: all are in its folder."""
+    """The first violations of each kind: the folder of the run has all."""
     told = Counter[str]()
     for each in violations:
         told[each.invariant] += 1
@@ -67,8 +67,8 @@ def _lateness(result: Result) -> str:
     stalls = (
         f"stalls {machine.stall_half:.2f}/{machine.stall:.2f} s, {machine.slow_half:.1f}/{machine.slow:.1f} × slower"
     )
-    store = f"a write of nobody's {machine.store_half:.2f}/{machine.store:.2f} s"
-    return f"half/most late: {', '.join(duties)}; the machine: load {machine.load:.1f}, {stalls}, {store}"
+    store = f"an unrelated write {machine.store_half:.2f}/{machine.store:.2f} s"
+    return f"median/most late: {', '.join(duties)}; the machine: load {machine.load:.1f}, {stalls}, {store}"
 
 
 def keep(result: Result, path: Path) -> None:
@@ -105,7 +105,7 @@ def keep(result: Result, path: Path) -> None:
 
 
 def _shares(events: Iterable[history.Event]) -> defaultdict[str, Counter[str]]:
-    """By fault: what was begun, and what was refused to former owners, from its begin until the next one's."""
+    """By fault: the attempts begun, and the writes refused to former owners, until the next fault began."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     now = ""
     for event in events:
@@ -143,14 +143,14 @@ def write(document: Path, folder: Path) -> None:
     guards = folder / "guards.json"
     if guards.exists():
         sections.append(_guards(json.loads(guards.read_text())))
-    elif document.exists():  # they take hours, and are run less often: what they last showed, with its date
+    elif document.exists():  # the guards take hours and are run less often: keep what they last showed, with its date
         _, heading, kept = document.read_text(encoding="utf-8").partition(_GUARDS)
         sections += [f"{heading}{kept}".rstrip()] if heading else []
     document.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
 class Earlier(NamedTuple):
-    """What a store or a doorbell that was not run this time has last shown, with its date."""
+    """What the last run of a store or a notifier has shown, with its date, if it was not run this time."""
 
     row: str
     section: str
@@ -180,23 +180,23 @@ _HEAD = """# Faults survived
 
 Real supervisors, workers, clients and servers; faults drawn from a seed, one after the other; handlers that write down
 what they did, clients that write down what they were told. A checker that never asks the engine then looks for
-twenty-one kinds of broken promises, and in runs with a load for four bounds in time that are not kept
-([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). What is promised stands in
-[delivery.md](delivery.md). A seed draws the same faults for as long as there are the same kinds of them."""
+twenty-one kinds of broken promises, and in runs with a load for four time bounds that are not kept
+([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). [delivery.md](delivery.md) has what
+is promised. A seed draws the same faults as long as the kinds of faults stay the same."""
 
 
 _GUARDS = "## Guards removed"
 _MATRIX = """## The matrix
 
 S: no job lost, none run by two owners, no former owner's write accepted. L: all jobs end once the fault is over. D(x):
-what was acknowledged within x may be gone, and nothing else. –: it can't happen there. Which run or test shows each
-cell stands in [matrix.py](../tests/chaos/matrix.py), and a test sees to it that none is without one.
+what was acknowledged within x may be gone, and nothing else. –: it can't happen there. For each cell,
+[matrix.py](../tests/chaos/matrix.py) names the run or test that shows it; a test makes sure that none lacks one.
 
 {table}
 
-What delivers may lie, because the store owns the jobs. It does: of NATS 2.12.1
-[Jepsen found](https://jepsen.io/analyses/nats-2.12.1) that JetStream loses acknowledged messages if files are damaged
-on a minority of its nodes, or if the power of all fails at once: it syncs its files every two minutes, and acknowledges
+A notifier may lose messages, because the store owns the jobs. JetStream does: in NATS 2.12.1,
+[Jepsen found](https://jepsen.io/analyses/nats-2.12.1), it loses acknowledged messages if files are damaged on a
+minority of its nodes, or if all nodes lose power at once: it syncs its files every two minutes, and acknowledges
 before. In one such run 131,418 of 930,005 acknowledged messages were lost."""
 
 
@@ -237,7 +237,7 @@ def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]], earlier: Sequen
         for each in (*_some([Violation(*pair) for pair in run["violations"]]), *run["wrong"])
     ]
     below = "\n\nWhat was wrong:\n\n" + "\n".join(told) if told else ""
-    dated = "\n\nWhat has a date was run then, and not this time." if earlier else ""
+    dated = "\n\nRows and sections with a date are from a run on that day, not from this one." if earlier else ""
     table = "\n".join([_table(head, rows), *earlier])
     return f"## All runs\n\n{table}{dated}{below}"
 
@@ -266,22 +266,22 @@ def _under_load(runs: Sequence[Mapping[str, Any]], earlier: Sequence[str]) -> st
     loads = "\n".join(f"- {each.name}: {each.about}" for each in profiles.PROFILES)
     means = "\n".join(f"- {duty}: {about}" for duty, about in DUTIES.items())
     return (
-        f"{_LOAD_HEAD}\n\n{loads}\n\nThe most that each duty was late, and in brackets how often it was later than is "
+        f"{_LOAD_HEAD}\n\n{loads}\n\nThe most that each duty was late, and in brackets how often it was later than "
         f"promised:\n\n{means}\n\n{table}"
     )
 
 
 _LOAD_HEAD = """## Under load
 
-Beside the faults of these runs there was a load, and a lane of its own, with slots that are always free and on lines
-that no fault meets, whose jobs, enqueues and ticks show how late others are made. Lateness counts while the store
-answers: without the time of a fault that keeps it from answering, and a lease after it; nor while a handler that holds
+In addition to the faults, these runs had a load, and a lane of its own, with slots that are always free and on lines
+that no fault meets: its jobs, enqueues and ticks show how late the load makes others. Lateness counts only while the
+store answers: not during a fault that keeps it from answering, nor for a lease after it, nor while a handler that holds
 the GIL has the lock of SQLite's file, as [delivery.md](delivery.md#sqlite) says. A due job may start 1 s late, a tick
 fire 2 s late, a rescue come 2 s after a lease and a scan, an enqueue take 1 s or three times what the store itself
-takes. What the machine itself is late is allowed on top, because these runs share it: "stall" is the most that a
-process which wanted to sleep 10 ms slept too long, "slower" how many times as long as it computes a computation took,
-"store" the longest write that has nothing to do with Tenure. Of an answer and of a new worker nothing is promised. Runs
-without a load say nothing about lateness under load."""
+takes. The machine's own lateness is allowed on top, because these runs share it: "stall" is the longest that a process
+overslept a sleep of 10 ms, "slower" how many times its processor time a computation took, "store" the longest write
+that has nothing to do with Tenure. Nothing is promised about an answer or a new worker. Runs without a load say nothing
+about lateness under load."""
 
 
 def _worst(runs: Sequence[Mapping[str, Any]], duty: str) -> str:
@@ -321,7 +321,7 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
     told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
     return (
         f"## {store}\n\nSeeds {seeds}. One of them again: `{again}`.\n\n"
-        f"Effects of a job: {told}. The times are from a fault to the next begin of what it ended.\n\n"
+        f"Effects of a job: {told}. The times are from a fault until a job that it interrupted began again.\n\n"
         f"{_table(head, rows)}"
     )
 
@@ -342,8 +342,8 @@ def _guards(rows: Sequence[Mapping[str, Any]]) -> str:
         [(row["guard"], row["store"], f"`{row['caught_by']}`" if row["caught_by"] else "**nothing**") for row in rows],
     )
     return (
-        f"{_GUARDS}\n\nEach is deleted from a copy of the code, and a test must fail: on {datetime.now(UTC).date()}, "
-        f"{red} of {len(rows)} did (`python -m tests.guards`).\n\n{table}"
+        f"{_GUARDS}\n\nEach guard is deleted from a copy of the code, and a test must fail: on "
+        f"{datetime.now(UTC).date()}, that was so for {red} of {len(rows)} (`python -m tests.guards`).\n\n{table}"
     )
 
 

@@ -1,7 +1,7 @@
 """The faults of a run, as data: made from a seed, kept beside the run's history, and read again to repeat it.
 
-Faults come one after the other, and after each one there is time for what it sets off, because that is what is
-promised: under any single fault no former owner runs beside its successor. Two at once are in `tests/model`.
+Faults come one after the other, with time after each for its consequences, because the promise is about single
+faults: under any one of them no former owner runs beside its successor. Two at once are in `tests/model`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Kind:
     """What can go wrong.
 
     `needs`: what the stage must have for it (`Stage.has`); `leases`: how long it
-    lasts, drawn from these, in leases (of a line that is cut or slow: in seconds); `rest`: leases until the next one;
-    `target`: what it is done to; `often`: how often it is drawn among the others; `away`: on what kind of stage the
-    store does not answer meanwhile ("server", "file"; "bell": it answers, and no ring is heard).
+    lasts, drawn from these, in leases (for a line that is cut or slow: in seconds); `rest`: leases until the next one;
+    `target`: what it hits; `often`: how often it is drawn compared with the others; `away`: on what kind of stage the
+    store does not answer meanwhile ("server", "file"; "bell": it answers, but no ring is heard).
     """
 
     name: str
@@ -42,7 +42,7 @@ def _kind(name: str, target: str = "", needs: str = "", away: str = "", **more: 
 
 
 VITAL = 5.0
-LONG = (0.25, 0.9, 2.0)  # under a third nothing happens; about one, and well over one, code is stopped and taken back
+LONG = (0.25, 0.9, 2.0)  # under a third nothing happens; near or above one, code is stopped and its job taken back
 
 KINDS: tuple[Kind, ...] = (
     # processes
@@ -92,7 +92,7 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: `after` seconds of peace it lasts `seconds`, and meets the `place`-th of its targets (modulo).
+    """One fault: after `after` seconds of peace it lasts `seconds`, and hits the `place`-th of its targets (modulo).
 
     `phase`: in which part of a rolling upgrade it comes (upgrade.py).
     """
@@ -110,12 +110,12 @@ class Fault:
 
 
 def away(has: Collection[str]) -> frozenset[str]:
-    """The faults in which a store of this kind ("file", "server") does not answer; of "bell": no ring is heard."""
+    """The faults in which a store of this kind ("file", "server") does not answer; for "bell": no ring is heard."""
     return frozenset(kind.full_name for kind in KINDS if kind.away & set(has))
 
 
 def possible(has: Collection[str], only: Collection[str] = ()) -> list[Kind]:
-    """The kinds that a backend can be tried with; of these those that are named, if any are."""
+    """The kinds that a backend can be tried with; if `only` names any, just those."""
     found = [kind for kind in KINDS if kind.needs <= set(has)]
     if not only:
         return found
@@ -127,7 +127,7 @@ def possible(has: Collection[str], only: Collection[str] = ()) -> list[Kind]:
 
 
 def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind], phase: int = 0) -> list[Fault]:
-    """What happens in a run, or a part of one, of so many seconds. The same seed gives the same faults."""
+    """The faults of a run, or of a part of one, of this many seconds. The same seed gives the same faults."""
     draw = random.Random(seed + phase)
     found: list[Fault] = []
     queue: list[Kind] = []

@@ -1,8 +1,8 @@
 """`python -m chaos.gauge URL FOLDER`: what the machine and the store are like by themselves, once a second.
 
-The machine: how much too long a sleep of 10 ms takes, and how much longer a computation takes than the time it is given
-a processor. The store: how long a write takes that has nothing to do with
-Tenure: on the same server past all lines, or to another file on the same disk. What fails is no answer, and not told.
+The machine: how much too long a sleep of 10 ms takes, and how much longer a computation takes than the processor time
+it is given. The store: how long a write takes that has nothing to do with Tenure: on the same server but on none of the
+lines, or to another file on the same disk. A write that fails is not recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORK = 20_000  #: steps of a computation: a millisecond or so, ten times a secon
 
 
 class Worst:
-    """The most since it was last asked for."""
+    """The greatest value since it was last asked for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class Worst:
 
 
 def writes(url: str, folder: Path) -> Callable[[], object]:
-    """A write of nobody's, on a connection that is opened anew when it was lost."""
+    """An unrelated write, on a connection that is reopened when it was lost."""
     if url.startswith("postgres"):
         return _Postgres(url)
     if url.startswith("redis"):
@@ -90,7 +90,7 @@ def watch(write: Callable[[], object], worst: Worst) -> None:
 
 
 def slowness() -> float:
-    """How many times as long as it computes does a computation take?"""
+    """The wall time of a computation, as a multiple of its processor time."""
     wall, mine = time.monotonic(), time.thread_time()
     sum(range(WORK))
     return (time.monotonic() - wall) / max(time.thread_time() - mine, 1e-6)

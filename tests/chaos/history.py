@@ -1,25 +1,24 @@
-"""What everybody saw, one line an event: the only evidence the checker listens to.
+"""What everybody saw, one line an event: the only evidence that the checker uses.
 
-Clients, handlers and the nemesis each append to one file of a run, a JSON array a line, in one write: a line is whole
-or not there, also when its writer is killed the next moment. Nobody of them reads the store, and nothing here is
-written by the engine. A job is known by its `key`, which its client gave it; ids and attempts are noted as handlers
-see them.
+Clients, handlers and the nemesis all append to one file per run, a JSON array a line, in one write: a line is whole or
+absent, even if its writer is killed the next moment. None of them reads the store, and the engine writes nothing here.
+A job is known by its `key`, which its client gave it; ids and attempts are noted as handlers see them.
 
 A client's call is two events: `invoke`, then
 
     ok      the answer came: it has happened
     fail    it has not happened, and never will: refused, or rolled back on purpose
-    info    nobody knows: the store was away, or the process was killed (then there is no second event at all)
+    info    unknown: the store was away, or the process was killed (then there is no second event at all)
 
     actor      op           data
     clients    enqueue      due (seconds of delay), unique (or ""), script, must (the state it is to end in, or "any");
                             tx: "commit" or "rollback" where it is inside a transaction with a row of the clients' own
-                            table; innocent: nobody may be in its way, and a slot is free for it; ok: id, created
+                            table; innocent: nothing may hold it up, and a slot is free for it; ok: id, created
                cancel       ok: state (as answered, null: no such job)
                replay       ok: landed
                delete       ok: landed
-               waits        of (a name), parents (keys of the jobs it waits for), gathered (by its handler): before it
-                            is asked for
+               waits        of (a name), parents (keys of the jobs it waits for), gathered (by its handler): noted
+                            before it is asked for
                signal       value: invoke; ok: taken (it was the first)
                read         ok: state, and the event's attempt (what the store answered to a read of this job)
     handlers   begin        checkpoint (as this attempt was given it), pid; of a limited job: places (how many at a
@@ -39,15 +38,15 @@ A client's call is two events: `invoke`, then
     nemesis    fault        kind, target, seconds, and what else describes it: invoke when it begins, ok when it is over
                kill         pid: SIGKILL is sent
                ended        pid, code, log: a supervisor has ended by itself, and is started again
-               ghost        name: what a former owner writes, sent again by somebody else: fail (refused), or ok
+               ghost        name: what a former owner writes, sent again by the nemesis: fail (refused), or ok
                pause        pids: SIGSTOP is sent (invoke), SIGCONT is sent (ok)
                phase        name: of a rolling upgrade: invoke when processes are replaced for it, ok when it begins
     load       load         profile, scale: invoke when its preparation begins, ok when the load is there
-               wave         key (what those of its jobs begin with), due (Unix time, of all of them), jobs
+               wave         key (the prefix of its jobs' keys), due (Unix time, of all of them), jobs
                answer       a waiting result() has returned
-    gauge      gauge        of the last second: late (the most that a sleep of 10 ms took too long), slow (how many
-                            times as long as it computes a computation takes), store (the most that a write of
-                            nobody's took), load (the machine's load average), unix (the time)
+    gauge      gauge        of the last second: late (the most that a sleep of 10 ms took too long), slow (the wall
+                            time of a computation as a multiple of its processor time), store (the longest that an
+                            unrelated write took), load (the machine's load average), unix (the time)
     runner     calm         all faults are over, all clients have stopped: from now on the jobs must end
                drained      nothing is live any more
 """
@@ -68,7 +67,7 @@ Phase = Literal["invoke", "ok", "fail", "info"]
 
 
 class Event(NamedTuple):
-    """`at` is boot-clock seconds of this machine, the same clock for everybody; `actor` is unique to a process."""
+    """`at` is boot-clock seconds of this machine, the same clock for all processes; `actor` is unique to a process."""
 
     at: float
     actor: str
@@ -95,7 +94,7 @@ class Pen:
         os.write(self._file, f"{line}\n".encode())
 
     def note_each(self, op: str, phase: Phase, keys: Iterable[str], **data: Any) -> None:
-        """The same of many jobs at once, in one write."""
+        """The same for many jobs at once, in one write."""
         at = time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e9
         lines = (json.dumps([at, self.actor, op, phase, key, "", 0, data], separators=(",", ":")) for key in keys)
         os.write(self._file, "".join(f"{line}\n" for line in lines).encode())
@@ -144,7 +143,7 @@ class Dump:
     decided: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, Mapping[int, float]])
     #: of each key of a limit: its name, the places that are held, and how many jobs wait for one
     places: tuple[tuple[str, int, int], ...] = ()
-    #: jobs that waited for what had happened, while no ask was left that would have told
+    #: jobs that waited for what had already happened, with no ask left that would have ended the wait
     lost_waits: tuple[str, ...] = ()
 
 
@@ -153,7 +152,7 @@ def write_dump(path: Path, dump: Dump) -> None:
 
 
 def read_dump(path: Path) -> Dump:
-    """As it was written: JSON knows neither tuples nor numbers as keys."""
+    """The dump as it was written: JSON has no tuples, and no numbers as keys."""
     found = json.loads(path.read_text(encoding="utf-8"))
     jobs = [Kept(**{**job, **{name: _by_number(job[name]) for name in ("outcomes", "ended")}}) for job in found["jobs"]]
     return Dump(
@@ -176,5 +175,5 @@ def _by_number(found: Mapping[str, Any]) -> dict[int, Any]:
 
 @functools.cache
 def pen() -> Pen:
-    """That of this process, as its environment says."""
+    """The pen of this process, as its environment says."""
     return Pen(Path(os.environ["TENURE_TEST_HISTORY"]), f"{os.environ['TENURE_TEST_ACTOR']}-{os.getpid()}")

@@ -1,8 +1,8 @@
 """`python -m chaos.load PROFILE SCALE SEED HAS`: puts a load on the store until SIGTERM, then cancels what is left.
 
-HAS is what the stage has (`Stage.has`), with commas. What it asks for is written down as that of other clients. It has
-no expectations of its own: the jobs of a load must end somehow, and whoever is late because of them is found by the
-innocent ones, which the process `lane` and some of the loads enqueue: jobs for which a slot is always free.
+HAS is what the stage has (`Stage.has`), separated by commas. A load writes down its requests as other clients do. It
+has no expectations of its own: its jobs must end somehow, and the lateness that they cause shows in the innocent jobs,
+for which a slot is always free; the process `lane` and some of the loads enqueue these.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ BATCH = 1000
 PART, CANCELLERS = 100, 8
 KIB = 1024
 RESULT = 240 * KIB
-TURN = 0.1  #: seconds; what a load does it does every so often
+TURN = 0.1  #: seconds from one turn of a load to the next
 
 
 class Load:
-    """Enqueues, and knows what is its own. `turn` is called again and again; a slow store makes turns slow."""
+    """Enqueues, and remembers its own jobs. `turn` is called again and again; a slow store makes turns slow."""
 
     name: ClassVar[str]
     pause: ClassVar[float] = TURN
@@ -53,7 +53,7 @@ class Load:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
-        """What has to be there before any fault."""
+        """Bring about what has to be there before any fault."""
 
     async def turn(self) -> None:
         """Its share of the load."""
@@ -67,7 +67,7 @@ class Load:
         return f"{what}{pen().actor}-{next(self._numbers)}"
 
     def count(self, rate: float) -> int:
-        """How many are to be enqueued now, at so many a second."""
+        """How many to enqueue now, at this many a second."""
         self._owed += rate * self.scale * self.pause
         whole = int(self._owed)
         self._owed -= whole
@@ -121,7 +121,7 @@ class Load:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.going.set)
         about = {"profile": self.name, "scale": self.scale}
         pen().note("load", "invoke", **about)
-        await self.one(workload.brief.using(queue=profiles.LANE), self.key())  # connected, before anybody is judged
+        await self.one(workload.brief.using(queue=profiles.LANE), self.key())  # it connects, before anything is judged
         await self.prepare()
         pen().note("load", "ok", **about)
         while not self.going.is_set():
@@ -136,7 +136,7 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _take_back(self) -> None:
-        """Newest first: of the old ones most have ended. Several at once: stores cancel one job after the other."""
+        """Newest first: most old ones have ended. Several calls at once: stores cancel one job after the other."""
         store = await opened()
         parts = [self.ids[::-1][first : first + PART] for first in range(0, len(self.ids), PART)]
         at_once = asyncio.Semaphore(CANCELLERS)
@@ -157,7 +157,7 @@ async def opened() -> Store:
 
 
 async def patiently(call: Callable[[], T]) -> T:
-    """Some of its connections may have been closed since they were used last."""
+    """Try again: some connections may have been closed since they were last used."""
     for _ in range(100):
         with suppress(StoreError):
             return await asyncio.to_thread(call)
@@ -166,13 +166,13 @@ async def patiently(call: Callable[[], T]) -> T:
 
 
 class Lane(Load):
-    """The innocents of every run: some due at once, some later."""
+    """The innocent jobs of every run: some due at once, some later."""
 
     name = "lane"
     pause = 0.2
 
     async def prepare(self) -> None:
-        """Its worker is there."""
+        """Wait until its worker is there."""
         handle = None
         while handle is None:
             handle = await self.one(workload.brief.using(queue=profiles.LANE), self.key(), must="completed")
@@ -218,7 +218,7 @@ class Avalanche(Load):
         for first in range(0, jobs, BATCH):
             await self._some(min(BATCH, jobs - first), prefix, due)
         pen().note("wave", key=prefix, due=due.timestamp(), jobs=jobs)
-        await asyncio.sleep(max(0.0, due.timestamp() - time.time() - 2.0))  # the faults begin when it is near
+        await asyncio.sleep(max(0.0, due.timestamp() - time.time() - 2.0))  # the faults begin when the wave is near
 
     async def _some(self, count: int, prefix: str, due: datetime, priority: int = 0) -> None:
         task = workload.brief.using(queue=profiles.LOAD, run_at=due, priority=priority)
@@ -260,7 +260,7 @@ class HotKey(Load):
             await asyncio.sleep(TURN)
 
     def _holder(self) -> None:
-        """Somebody's own transactions, which are rolled back."""
+        """A caller's own transactions, which are rolled back."""
         while not self.going.is_set():
             key = self.key("held-")
             job = workload.brief.using(queue=profiles.LOAD, unique=self.unique).bind(key)
@@ -279,7 +279,7 @@ class _RolledBackError(Exception):
 
 
 class FullMemory(Load):
-    """What fills it is a fault of its runs."""
+    """A fault of its runs fills the memory."""
 
     name = "full memory"
 
@@ -294,7 +294,7 @@ class ManyQueues(Load):
     name = "1,000 queues"
 
     async def prepare(self) -> None:
-        """How many there are does the rest: here only their share of jobs is not made smaller."""
+        """The scale sets the number of queues; the jobs are not scaled down as well."""
         self._queues = next(each for each in profiles.PROFILES if each.name == self.name).queues(self.scale)[1:]
         self.scale = 1.0
 
@@ -363,7 +363,7 @@ class Flows(Load):
             self.spawn(shape())
 
     def _size(self, most: int) -> int:
-        """Small ones are the most."""
+        """Small ones are the most frequent."""
         return round(2 * (most / 2) ** self.draw.random())
 
     def _part(self, key: str) -> NewJob[Any]:
@@ -409,7 +409,7 @@ class Flows(Load):
         await self.one(task, self.key(), self._size(50), 0.02, must="completed")
 
     async def _signalled(self) -> None:
-        """Sent again until it is taken, or was before: a job that waits without an end would else never end."""
+        """Sent again until there is an answer: a job that waits without a time-out would otherwise never end."""
         task, key = workload.listener.using(queue=profiles.LOAD), self.key()
         patience = self.draw.choice((0.0, 0.0, 1.0))
         handle = await self.one(task, key, patience, must="completed")

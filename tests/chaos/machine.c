@@ -62,7 +62,7 @@ static void must(int good, const char *what) {
     }
 }
 
-/* Read before the sync begins: what is in it then is safe when the sync returns, and nothing else need be. */
+/* Read before the sync begins: what is there then is safe when the sync returns, and nothing else need be. */
 static void keep(int fd) {
     struct statx facts;
     char path[PATH_MAX];

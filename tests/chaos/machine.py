@@ -1,7 +1,7 @@
 """A machine that fails: its power is cut, its disk is full or broken, its clock is set. For one server, or one file.
 
-A power cut is what `kill -9` is not: what a process has written and not synced is gone. Here a sync puts a copy of the
-file on a *platter*, and a cut takes every file back to that. What is created, renamed or deleted stays so at once.
+A power cut does what `kill -9` does not: what a process has written and not synced is gone. Here a sync puts a copy of
+the file on a *platter*, and a cut takes every file back to that. What is created, renamed or deleted stays so at once.
 
 * PostgreSQL and Valkey are started with `machine.c` before their libc: `FailingPostgres`, `FailingValkey`.
   It is compiled when first asked for, so these need a C compiler.
@@ -40,7 +40,7 @@ BLOCK = 1 << 16
 
 
 class Machine:
-    """What one server stands on. `folder` is for its own things, `disk` the folder with the server's data."""
+    """The machine that one server runs on. `folder` is for its own files, `disk` the folder with the server's data."""
 
     def __init__(self, folder: Path, disk: Path) -> None:
         self._disk, self._platter = disk, folder / "platter"
@@ -64,7 +64,7 @@ class Machine:
             kept.chmod(0o666)
 
     def set_clock(self, seconds: float) -> None:
-        """Its wall clock is off by so much from now on."""
+        """From now on its wall clock is off by this much."""
         self._tell(0, int(seconds * 1e9))
 
     @contextmanager
@@ -91,7 +91,7 @@ class Machine:
         return int(struct.unpack_from("=q", self._page, 24)[0])
 
     def revert(self) -> int:
-        """Its power was cut: each file is as it was last synced. How many bytes that took away. Nothing may run."""
+        """Its power was cut: take each file back to its last sync. Returns how many bytes it lost. Nothing may run."""
         lost = 0
         for file in self._files():
             kept = self._platter / _inode(file)
@@ -112,7 +112,7 @@ class Machine:
 
 
 def _inode(path: Path) -> str:
-    """As `machine.c` names it: with the time of its birth, because numbers are used again. os.stat does not tell it."""
+    """As `machine.c` names it: with the file's birth time, as inode numbers are reused. os.stat does not tell it."""
     facts = ctypes.create_string_buffer(256)
     if ctypes.CDLL(None, use_errno=True).statx(-100, os.fsencode(path), 0, 0xFFF, facts):
         raise OSError(ctypes.get_errno(), "statx", str(path))
@@ -140,7 +140,7 @@ def _compiled() -> Path:
 
 
 def start_again(server: FailingPostgres | FailingValkey) -> None:
-    """One that has ended of what happened to it."""
+    """Start a server that has ended because of its fault."""
     server._ended()
     server.start()
 
@@ -191,7 +191,7 @@ def replica(server: Postgres) -> Path:
 
 
 def put_in_its_place(server: Postgres, copy: Path) -> None:
-    """It is gone; when it is started, that replica is the primary, at its address."""
+    """The server is gone; once it is started again, that replica is the primary, at its address."""
     shutil.rmtree(server.folder / "data")
     copy.rename(server.folder / "data")
 
@@ -219,7 +219,7 @@ default_pool_size = 4
 max_client_conn = 200
 """
     )
-    user = server._user  # it refuses to be root
+    user = server._user  # pgbouncer refuses to run as root
     if user is not None:
         os.chown(config, user.pw_uid, user.pw_gid)
     with said.open("wb") as log:
@@ -283,7 +283,7 @@ class FailingDisk(apsw.VFS):
 
     @staticmethod
     def revert(database: Path, safe: Mapping[str, bytes]) -> None:
-        """The power comes back: this is what is there then. Nobody may have it open."""
+        """The power comes back: this is what is there then. No process may have it open."""
         for file in (database, database.with_name(f"{database.name}-wal")):
             file.write_bytes(safe.get(file.name, b""))
         database.with_name(f"{database.name}-shm").unlink(missing_ok=True)
@@ -308,7 +308,7 @@ class _File(apsw.VFSFile):
         return None
 
     def _keep(self, path: Path) -> None:
-        """Read before the sync begins: what is in it then is safe when the sync returns, and nothing else need be."""
+        """Read before the sync begins: what is there then is safe when the sync returns, and nothing else need be."""
         path.touch()
         size = self.xFileSize()
         with path.open("r+b") as kept:

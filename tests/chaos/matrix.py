@@ -25,8 +25,8 @@ RUNS: Mapping[Column, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A fault. `expected` by column, None where it can't be; `faults`: how the runs play it, where they can; `tests`,
-    by column or "all": which other tests show it.
+    """A fault. `expected` by column, None where it can't happen; `faults`: how the runs play it, where they can;
+    `tests`, by column or "all": which other tests show it.
     """
 
     fault: str

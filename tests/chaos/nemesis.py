@@ -25,7 +25,7 @@ from .stage import PUBLISHED, Host, Stage, read
 HOUR = 3600.0
 GHOSTS = 20
 GHOST_SECONDS = 30.0  #: of looking for a job that has lost an owner
-BUSY_SECONDS = 3.0  #: how long it is waited for a worker that runs something
+BUSY_SECONDS = 3.0  #: how long to wait for a worker that runs something
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
 
@@ -150,7 +150,7 @@ class Nemesis:
         pids = host.pids()
         with self._noted(fault, pids=pids):
             for pid in pids[1:]:
-                self._stage.pen.note("kill", pid=pid)  # by the kernel, which is told to
+                self._stage.pen.note("kill", pid=pid)  # the kernel sends it, when the supervisor dies
             self._kill_pid(pids[0])
             host.supervisor.process.wait()
             until(lambda: not any(map(alive, pids)), "workers to die with their supervisor")
@@ -357,7 +357,7 @@ class Nemesis:
             cluster.wait()
 
     def _hold_a_transaction(self, fault: Fault) -> None:
-        """Somebody's own transaction, with a job in it and a unique key that others want; it is rolled back."""
+        """A caller's own transaction, with a job in it and a unique key that others want; it is rolled back."""
         pen, key = self._stage.pen, f"held-{boot():.3f}"
         unique = f"only-{fault.place % 3}"
         job = workload.act.using(unique=unique).bind(key, [["effect"]])
@@ -377,7 +377,7 @@ class Nemesis:
             time.sleep(fault.seconds)
 
     def _fill_the_memory(self, fault: Fault) -> None:
-        """Every write that would need more is refused."""
+        """Every write that needs more memory is refused."""
         process = self._server.process
         with self._noted(fault):
             process.execute("CONFIG SET", "maxmemory", max(1, process.execute("INFO", "memory")["used_memory"] // 2))

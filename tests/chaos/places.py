@@ -1,7 +1,7 @@
 """I22 to I24: limits hold by what handlers saw, and no place is held when all is over.
 
 A begin tells what its limits allow (`places`: how many at a time, by key; `pace`: begins in so many seconds, by key),
-so the checker knows no definition. A load without limits is judged too, and has none.
+so the checker knows no definition. A load without limits is judged too: nothing is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACE_SLACK = 4.0  #: seconds between a claim and its handler's begin, at most, o
 
 
 def i22(seen: Seen) -> Iterator[str]:
-    """Of a key, never more run at a time than it has places."""
+    """Never more jobs of a key run at a time than it has places."""
     begins: dict[str, list[tuple[float, float, Story, Event]]] = defaultdict(list)
     most: dict[str, int] = {}
     for story in seen.stories.values():
@@ -46,7 +46,7 @@ def _lived(seen: Seen, story: Story, begin: Event) -> list[Event]:
 
 
 def i23(seen: Seen) -> Iterator[str]:
-    """Of a key, never more begin in any period than its rate says. Those of a worker that was paused began late."""
+    """Never more jobs of a key begin in any period than its rate says. (Those of a paused worker began late.)"""
     begins: dict[str, list[float]] = defaultdict(list)
     pace: dict[str, tuple[int, float]] = {}
     for story in seen.stories.values():

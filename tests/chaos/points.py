@@ -5,7 +5,7 @@ another. So these ports are wrapped in the processes of a test, and the engine c
 file of its name; the first process to reach it removes that file, so exactly one process dies there, by SIGKILL.
 
     python -m chaos.points                      prints the table
-    python -m chaos.points ROLE tenure WORD…    is that command, with the points of this role
+    python -m chaos.points ROLE tenure WORD…    runs that command, with the points of this role
     python -m chaos.points ROLE PYTHON -m MODULE WORD…
     python -m chaos.points ROLE WORD…           the client, and the embedded worker, of points_app.py
 """
@@ -35,7 +35,7 @@ from tenure.worker.worker import Worker
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-#: Verbs after which nothing is different for anybody else. Every other verb of the ports has points.
+#: Verbs that change nothing for any other process. Every other verb of the ports has points.
 READS = frozenset(
     (
         *(
@@ -52,7 +52,7 @@ READS = frozenset(
             "lost_waits",
         ),
         *("limits", "keys", "holders", "parked"),
-        *("fetch", "keep", "sweep"),  # of a bucket; of the store they change nothing
+        *("fetch", "keep", "sweep"),  # of a bucket: they change nothing in the store
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
         *(
             "ticks",
@@ -79,7 +79,7 @@ TRANSACTIONS, PERMITS = "transactions", "permits"
 
 
 class Spot(NamedTuple):
-    """What a role does that lasts: it can die before and after it. `needs`: only where the backend has it."""
+    """A durable effect of a role, which can die before and after it. `needs`: only where the backend has it."""
 
     what: str
     verb: str = ""  #: "": as `what`
@@ -151,7 +151,7 @@ HANDLERS = (
 
 
 def points(role: str, has: Iterable[str] = (TRANSACTIONS, PERMITS)) -> list[str]:
-    """The names of this role's points on a backend that has this."""
+    """The names of this role's points on a backend that has all this."""
     spots = [spot for spot in ROLES[role] if not spot.needs or spot.needs in has]
     ports = [f"{role}: {when} {spot.what}" for spot in spots for when in ("before", "after")]
     own = [each for each in HANDLERS if "transaction" not in each or TRANSACTIONS in has] if role == "worker" else []
@@ -184,19 +184,19 @@ class Folder(NamedTuple):
         return (self.path / "taken" / name).exists()
 
     def take(self, name: str) -> bool:
-        """Is it armed, and are we the one? At most one process ever hears yes."""
+        """Is it armed, and are we the first to take it? At most one process ever gets a yes."""
         with suppress(FileNotFoundError):
             os.rename(self.path / "armed" / name, self.path / "taken" / name)  # noqa: PTH104
             return True
         return False
 
     def see(self, name: str) -> None:
-        """One process has come by."""
+        """Record that one more process has reached it."""
         with (self.path / "seen" / name).open("ab", buffering=0) as file:
             file.write(b".")
 
     def seen(self) -> dict[str, int]:
-        """The statements that were said, and by how many processes."""
+        """The statements that were sent, and by how many processes."""
         return {each.name: each.stat().st_size for each in (self.path / "seen").iterdir()}
 
 
@@ -213,7 +213,7 @@ class Process:
         self.statements = os.environ.get("TENURE_TEST_STATEMENTS") == "1"
 
     def reach(self, what: str, told: Callable[[], Iterable[str]] = tuple) -> None:
-        """Die here, if that is asked for. `told`: what the ledger is to know, each as `JOB ATTEMPT EVENT`."""
+        """Die here, if that is asked for. `told`: lines for the ledger, each as `JOB ATTEMPT EVENT`."""
         name = f"{self.role}: {what}"
         if self.folder.take(name):
             self.write(*told(), f"- 0 killed {name}")
@@ -239,7 +239,7 @@ class Process:
 
     @contextmanager
     def statement(self) -> Generator[None]:
-        """One statement, or script, that is said to a store."""
+        """One statement, or script, that is sent to a store."""
         verb, count = getattr(self._here, "verb", ("", 0))
         if not verb:
             yield
@@ -255,7 +255,7 @@ class Process:
 
     @contextmanager
     def unwatched(self) -> Generator[None]:
-        """What is said to get a connection belongs to no verb: it is said now and then."""
+        """Statements that open a connection belong to no verb: they are sent only now and then."""
         with self.doing(""):
             yield
 
@@ -324,7 +324,7 @@ def _did(verb: str, answer: Any) -> bool:
 
 
 def _stored(what: str, args: Sequence[Any], answer: Any) -> Iterator[str]:
-    """Outcomes that the store has: what comes now changes them no more."""
+    """Outcomes that the store has: nothing changes them any more."""
     if what == "finish":
         for (lease, _), each in zip(args[0], answer, strict=True):
             if isinstance(each, Landed):
@@ -339,7 +339,7 @@ def _watch(port: Any, verb: str) -> None:
 
     @functools.wraps(call)
     def watched(*args: Any, **options: Any) -> Any:
-        if verb == "announce":  # it may be a generator, which can be read once
+        if verb == "announce":  # it may be a generator, which can be read only once
             args = (list(args[0]),)
         does = _called(verb, args, options)
         if not does:
@@ -382,7 +382,7 @@ def _watch_transactions(store: Store) -> None:
 
 
 def changing(port: type) -> list[str]:
-    """The verbs of a port after which something is different."""
+    """The verbs of a port that change something."""
     return [name for name in dir(port) if not name.startswith("_") and name not in READS]
 
 
@@ -439,7 +439,7 @@ def _around(owner: Any, name: str, block: Callable[[], Any]) -> None:
 
 
 def _watch_statements() -> None:
-    """The one place of each driver that all it says goes through."""
+    """Wrap the one function of each driver that sends all of its statements."""
     here = process()
     apsw: Any = importlib.import_module("apsw")
     plain: Any = apsw.Connection
@@ -462,7 +462,7 @@ def _watch_statements() -> None:
 
 
 def install(role: str = "worker") -> None:
-    """Watch the ports of this process, from now on. The first role stands."""
+    """Watch the ports of this process, from now on. The first role stays."""
     if tenure.app.backends.open_store is _open_store:
         return
     Process.role = role

@@ -1,7 +1,7 @@
 """The app of the walk through all crash points: jobs of every kind, and the client that keeps them coming.
 
-Every id follows from the number of a round and a name, so a client that died does its last round once more, and asks
-for nothing that is not there already. Handlers write down what they do, in the ledger of tests/crash.
+Every id follows from the number of a round and a name, so a client that died does its last round once more, and
+nothing is stored twice. Handlers write down what they do, in the ledger of tests/crash.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def hands_in(job: Job) -> None:
 
 @often
 async def gives_away(job: Job) -> int:
-    """Ends its own attempt behind its worker's back: what it still says is refused."""
+    """Ends its own attempt behind its worker's back: what it writes after that is refused."""
     attempt: Attempt = job._attempt  # type: ignore[assignment]
     with noted(job):
         pass
@@ -169,14 +169,14 @@ async def gives_away(job: Job) -> int:
 
 @often
 async def waits(job: Job) -> None:
-    """For its cancel."""
+    """Waits for its cancel."""
     with noted(job):
         await asyncio.sleep(1000)
 
 
 @often
 async def lingers(job: Job) -> int:
-    """Longer than the grace of these workers: it is handed back when its worker is told to stop."""
+    """Runs longer than the grace of these workers: it is handed back when its worker is told to stop."""
     with noted(job):
         await asyncio.sleep(0.5)
     return job.attempt
@@ -191,7 +191,7 @@ async def fails(job: Job) -> None:
 
 @often
 async def gathers(job: Job) -> int:
-    """Its list is made until it is stored, and then never again."""
+    """Its list is made anew until it is stored, and then never again."""
 
     def listed() -> list[NewJob[int]]:
         note(job, "listed")
@@ -325,7 +325,7 @@ class Client:
         jobs.handle(job).cancel("no more")
 
     def _come_back(self, number: int) -> None:
-        """To what has ended by now, most likely: one is run again, another one deleted."""
+        """To jobs that have ended by now, most likely: one is replayed, another one deleted."""
         dead, done = str(id_of(number, "fails")), str(id_of(number, "later"))
         here().write(f"{dead} 0 replaying", f"{done} 0 deleting")
         self._store.skip([dead])

@@ -36,7 +36,7 @@ DRAIN_SECONDS = 120.0
 PAGE = 500  #: jobs that are read at once when all is over: some are large
 CLIENTS_SECONDS = 60.0
 LOAD_SECONDS = 600.0  #: for a load to be there, and to be taken back
-AWAY = 75  #: how a supervisor ends that finds no store when it starts: its service manager starts it again
+AWAY = 75  #: the exit code of a supervisor that finds no store at its start: its service manager restarts it
 #: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md).
 WAKING_SECONDS = 1.0
 
@@ -46,7 +46,7 @@ class Result:
     """What a run did, and what is wrong with how it ended."""
 
     backend: str
-    load: str  #: the name of its profile; empty: none, and nothing is known of how late anybody was
+    load: str  #: the name of its profile; empty: no load, and lateness was not measured
     scale: float
     seed: int
     asked: float  #: seconds of faults
@@ -144,7 +144,7 @@ def _answers(stage: Stage) -> bool:
 
 
 def _wait_for_the_load(stage: Stage) -> None:
-    """The load is there, and the lane beside it; both have said so."""
+    """Wait until the load and the lane beside it have both said that they are there."""
     deadline = boot() + LOAD_SECONDS
     while stage.profile and stage.history.read_bytes().count(b',"load","ok",') < 2:
         gone = [each.poll() for each in stage.loads]
@@ -186,7 +186,7 @@ def _live(store: Store) -> int:
 
 
 def _patiently(call: Any) -> Any:
-    """The store is there, but connections that it closed are found out one by one."""
+    """The store is back, but connections that it closed are discovered one by one."""
     for _ in range(50):
         with suppress(StoreError):
             return call()

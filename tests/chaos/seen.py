@@ -42,7 +42,7 @@ class Timetable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How late what may be, in seconds, while the store answers (bounds.py)."""
+    """How late each duty may be, in seconds, while the store answers (bounds.py)."""
 
     lease: float
     scan: float
@@ -60,9 +60,9 @@ class Bounds:
 class Allowed:
     """The exceptions that are declared, in seconds."""
 
-    #: old code may still run for so long after a whole host was paused; what it writes is refused all the same
+    #: for this long after a whole host was paused, old code may still run; what it writes is refused all the same
     waking: float = 1.0
-    #: by name of a fault ("kill server"): what was acknowledged so long before it, or during it, may be gone
+    #: by name of a fault ("kill server"): what was acknowledged in this time before it, or during it, may be gone
     lost_window: Mapping[str, float] = field(default_factory=dict[str, float])
     #: from `calm` to `drained`
     drain: float = 60.0
@@ -75,7 +75,7 @@ class Allowed:
 
 @dataclass(slots=True)
 class Call:
-    """What was asked and what came back. `ended` is infinite while nobody knows: it may still happen."""
+    """What was asked and what came back. `ended` is infinite if the answer is unknown: it may still happen."""
 
     op: str
     actor: str
@@ -172,7 +172,7 @@ class Story:
 
     @property
     def asked(self) -> bool:
-        """Somebody has asked for it, and was not refused, as far as anybody knows."""
+        """A client has asked for it, and was not refused, as far as is known."""
         return any(call.made_a_job or call.outcome == "info" for call in self.calls["enqueue"])
 
     @property
@@ -183,7 +183,7 @@ class Story:
         return [call for call in self.calls["replay"] if call.possible]
 
     def replayed(self, after: float, before: float = inf) -> bool:
-        """Could a replay have happened between?"""
+        """Could a replay have happened in between?"""
         return any(call.began < before and call.ended > after for call in self.replays())
 
     def begins(self) -> list[Event]:
@@ -205,7 +205,7 @@ class Story:
         return of
 
     def claims(self) -> list[Claim]:
-        """Every state that somebody was told, by when they were told."""
+        """Every state that a client or handler was told, in order of the answers."""
         found = [
             Claim(
                 call.began, call.ended, call.data["state"], f"a {call.op} at {call.ended:.3f} told {call.data['state']}"
@@ -284,7 +284,7 @@ class Seen:
                 story.calls[call.op].append(call)
             for call in story.calls[
                 "enqueue"
-            ]:  # a client that had to send it twice is told that the job exists: its own
+            ]:  # a client that had to send it twice is told that the job exists: it is its own
                 own = not call.data.get("unique") or self.by_id.get(call.data.get("id", "")) is story
                 if own and "created" in call.data:
                     call.data["created"] = True
@@ -314,7 +314,7 @@ class Seen:
         self.locked = [
             Span(LOCKED, call.began, min(call.ended, call.began + call.data["seconds"] + 1.0))
             for call in pair(event for event in self.events if event.op == "hold")
-            if call.data.get("locked", True)  # nobody knows of one that was killed
+            if call.data.get("locked", True)  # unknown for one that was killed
         ]
 
     def during(self, at: float) -> str:

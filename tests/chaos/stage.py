@@ -66,7 +66,7 @@ _TENURE = "from tenure.cli.main import run; run()"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A request whose answer can be lost: how it is known, and how its answer is."""
+    """A request whose answer can be lost: how to recognize it, and its answer."""
 
     pattern: bytes
     answered: Answered | None = None
@@ -125,7 +125,7 @@ class Host:
     def _start(self) -> Supervised:
         env = {
             **self._stage.env(self.line, self.release),
-            **({} if "file" in self._stage.has else {"TENURE_HOST_ID": self._name}),  # a file is of one machine
+            **({} if "file" in self._stage.has else {"TENURE_HOST_ID": self._name}),  # a file belongs to one machine
             "TENURE_TEST_CLOCK": str(self._clock),
             "TENURE_TEST_ACTOR": f"host-{self._name}-{self.release.name}",
             "TENURE_QUEUES": ",".join(self._queues),
@@ -199,7 +199,7 @@ class Stage:
 
     @property
     def bounds(self) -> Bounds | None:
-        """How late what may be: only a run with load can tell."""
+        """How late each duty may be: only a run with load can tell."""
         if self.profile is None:
             return None
         return Bounds(
@@ -251,7 +251,7 @@ class Stage:
             self.start_client(self.first)
 
     def _start_load(self, profile: Profile) -> None:
-        """The load, and beside it what shows how late it makes others: on lines that no fault meets."""
+        """Start the load, and the lane that shows how late it makes other work, on lines that no fault hits."""
         lane = self._lines(1, sound=True)[0]
         self.lane = Host(self, "lane", lane, (profiles.LANE,), workers=1, slots=LANE_SLOTS)
         self._spawn("gauge", None, "chaos.gauge", self.site.place.url, str(self.disk or self._folder))
@@ -311,7 +311,7 @@ class Stage:
         return self._later.enter_context(self.backend.place(self.disk or self._folder))
 
     def _lines(self, count: int, *, sound: bool = False) -> list[Proxy] | list[None]:
-        """So many new ones; one that is `sound` is met by no fault."""
+        """This many new ones; no fault hits a `sound` one."""
         if self.server is None:
             return [None] * count
         made = [self._later.enter_context(Proxy("127.0.0.1", self.server.process.port)) for _ in range(count)]
@@ -331,7 +331,7 @@ class Stage:
         self.migrated = True
 
     def _run(self, release: Release, *program: str) -> None:
-        """A program and its words, run by the code of this release."""
+        """Run a program with these arguments by the code of this release."""
         env = self.site.env(f"{self.lease:g}s", {}, {**self._clients_env(None, release), "TENURE_TEST_ACTOR": "stage"})
         command = [release.python, "-c", *program]
         run = subprocess.run(command, env=env, cwd=self._folder, capture_output=True, text=True, check=False)
@@ -354,7 +354,7 @@ class Stage:
         return found
 
     def supervised(self) -> list[Host]:
-        """The hosts that faults meet, and that of the lane."""
+        """The hosts that faults hit, and that of the lane."""
         return [*self.hosts, *([self.lane] if self.lane else [])]
 
     # ── clients ──

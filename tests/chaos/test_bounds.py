@@ -1,4 +1,4 @@
-"""The four bounds in time are checked: just inside of each nothing is wrong, just outside it is told."""
+"""The four bounds in time are checked: just inside each one nothing is wrong, just outside it is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOUNDS = Bounds(
     lease=3.0, scan=1.0, start=1.0, rescue=2.0, away=frozenset({"freeze server"}), deaf=frozenset({"kill queue"})
 )
 AT = 1000.0  #: when each of these runs begins
-UNIX = MINUTE - AT  #: and what its clock shows then is MINUTE
+UNIX = MINUTE - AT  #: so that its clock shows MINUTE then
 
 
 def a_run(bounds: Bounds | None = BOUNDS) -> Run:
@@ -89,7 +89,7 @@ def enqueue(run: Run, late: float) -> None:
     run.keep("job")
 
 
-#: with each: what is promised of it
+#: each with what is promised of it
 DUTIES = [
     pytest.param("I15", start, 1.0, id="start"),
     pytest.param("I15", delayed_start, 1.0, id="delayed start"),

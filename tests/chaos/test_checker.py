@@ -195,7 +195,7 @@ def _unknown(run: Run) -> None:
     run.enqueue("its client was killed", None)
     run.works("its client was killed")
     run.keep("its client was killed")
-    run.enqueue("sent twice", created=False)  # the first answer was lost: the job that stands is its own
+    run.enqueue("sent twice", created=False)  # the first answer was lost: the job that is there is its own
     run.works("sent twice")
     run.keep("sent twice")
     run.enqueue("refused", "fail")
@@ -618,7 +618,7 @@ def test_one_fault_is_found_and_called_by_its_name(invariant: str, broken: Break
     assert {violation.invariant for violation in found} == {invariant}, found
 
 
-#: What a store does that has lost what it had acknowledged.
+#: What a store does once it has lost what it had acknowledged.
 LOSSES = {
     "an acknowledged job is lost", "a job is there under another id", "an acknowledged job is not found",
     "the job in whose favour one was refused is not there", "an attempt is begun twice",
@@ -663,7 +663,7 @@ def test_a_violation_says_which_job_which_attempt_and_what_was_expected() -> Non
     )
 
 
-# ── What nobody knows is not judged ─────────────────────────────────────────────────────────────────────────────
+# ── What is unknown is not judged ───────────────────────────────────────────────────────────────────────────────
 
 
 UNKNOWN: list[tuple[str, Break]] = [

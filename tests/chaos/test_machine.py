@@ -76,7 +76,7 @@ def lost_or_twice(site: Site, answered: Sequence[str], ended: Mapping[str, JobVi
     begins = Counter((line.job, line.attempt) for line in site.lines(event="begin"))
     wrong += [f"attempt {attempt} of {job} was issued twice" for (job, attempt), count in begins.items() if count > 1]
     runs = runs_of(site.lines())
-    # Whose process died has no end in the ledger.
+    # An attempt whose process died has no end in the ledger.
     wrong += [
         each
         for view in now.values()
@@ -252,7 +252,7 @@ def disk_that_can_not_sync(server: AServer, site: Site) -> Generator[None]:
 
 
 def back(server: AServer, site: Site) -> None:
-    """Wait until it takes writes again. One that ended of it is started; one that goes on refusing is killed first:
+    """Wait until it takes writes again. If the fault ended it, it is started; if it still refuses, it is killed first:
     a Redis that failed to sync in the background tries again only when it has something new to sync, and
     PostgreSQL 18 waits for ever for a recovery that has failed.
     """
@@ -369,7 +369,7 @@ def test_a_power_cut_loses_no_more_than_is_declared(site: Site, server: AServer,
 
 
 def renewed_since(site: Site, at: datetime) -> bool:
-    """Every worker that is not dead, and there are some."""
+    """Has every worker that is not dead been renewed? And there are some."""
     living = [each for each in site.store.workers() if each.died_at is None]
     return bool(living) and all(at < each.renewed_at < at + timedelta(minutes=30) for each in living)
 
@@ -464,7 +464,7 @@ def test_a_postgres_that_fails_over_to_an_older_copy_loses_that_and_touches_noth
 
 
 def test_of_a_lost_timeline_no_outcome_is_taken_for_that_of_another_worker(primary: Postgres) -> None:
-    """The copy knows nothing of a claim, and grants the same attempt again: to somebody else."""
+    """The copy knows nothing of a claim, and grants the same attempt again: to another worker."""
     with closing(PostgresStore(primary.create_database())) as store:
         store.migrate()
         store.open()
@@ -537,7 +537,7 @@ def old_snapshot(server: AServer) -> Generator[None]:
 
 @contextmanager
 def slow_script(server: AServer) -> Generator[None]:
-    """For seconds the server runs nothing but that, and says so to everybody."""
+    """For seconds the server runs nothing but this script, and tells every client that it is busy."""
     assert isinstance(server, FailingValkey)
     server.execute("CONFIG SET", "busy-reply-threshold", 5)
     with ThreadPoolExecutor(1) as threads:

@@ -44,11 +44,11 @@ from .points_app import BATCH, PARTS, ROWS, SINGLES, STEPS, STOP, id_of
 LEASE = "3s"
 TESTS = Path(__file__).parents[1]
 MODULE = (sys.executable, "-m", "chaos.points")
-PATIENCE = 240.0  #: seconds for a point to be reached, beside three other tests like this one
+PATIENCE = 240.0  #: seconds for a point to be reached, alongside three other tests like this one
 EVERY = 1.0  #: seconds between two nudges towards it
 SHARE = 0.1  #: of the points, in a short walk
 SEED = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
-OFTEN = 3  #: processes that say a statement: fewer do so by chance
+OFTEN = 3  #: processes that send a statement: if fewer do, it is by chance
 TWO = ("worker", "supervisor")  #: of these there are two processes: two points at once
 SKIPPED = 7
 GUARD = ("tenure", "guard", "nightly", "--every", "100ms", "--skip-exit", str(SKIPPED), "--", "sh", "-c")
@@ -69,7 +69,7 @@ def test_every_verb_of_the_ports_only_reads_or_has_its_points() -> None:
 
 
 class Other:
-    """A process of the site that is no supervisor."""
+    """A process of the site that is not a supervisor."""
 
     def __init__(self, walk: Walk, role: str, *words: str, env: Mapping[str, str] | None = None) -> None:
         self._log = walk.site.folder / f"{role.replace(' ', '-')}.log"
@@ -116,8 +116,8 @@ class Walk:
         self._draw = random.Random(SEED)
         self.walked: list[str] = []
         self.others: list[Other] = []
-        self.torn: list[str] = []  #: what a client's death has left by halves
-        self.left = ""  #: a job of a queue that nobody serves
+        self.torn: list[str] = []  #: what a client's death has left half done
+        self.left = ""  #: a job of a queue that no worker serves
         self._broken = threading.Event()
         self._releases, self._lost = count(1), count(10_000_000)
         self.supervisors = [self._supervisor() for _ in range(2)]
@@ -129,7 +129,7 @@ class Walk:
         self._side_by_side({role: self._names(role) for role in ROLES})
 
     def statements(self) -> None:
-        """The same within verbs that take several: before and after each that is said to the store."""
+        """The same within verbs that take several statements: before and after each one."""
         often = [name for name, processes in self.folder.seen().items() if processes >= OFTEN]
         several = {re.sub(r"statement \d+", "statement 1", each) for each in often if "statement 1 " not in each}
         names: dict[str, list[str]] = {role: [] for role in ROLES}
@@ -203,7 +203,7 @@ class Walk:
     # ── reaching a point ──
 
     def _through(self, names: Sequence[str], nudge: Callable[[str], None]) -> None:
-        """Kill at each of these. `nudge` brings somebody there."""
+        """Kill at each of these. `nudge` brings a process there."""
         try:
             for name in names:
                 self._reach(name, nudge)
@@ -237,7 +237,7 @@ class Walk:
         return f"{self.client.told()}\n{self.embedded.told()}\n{self.site.logs()}"
 
     def _wait(self, name: str) -> None:
-        """The work that goes on brings somebody there."""
+        """The work that goes on brings a process there."""
 
     def _kill(self, pid: int) -> None:
         self._say(pid, "killed by the test")
@@ -306,7 +306,7 @@ class Walk:
         store.enqueue([Draft(id=self.left, task="plain", payload="{}", queue="left", limits=keys)])
 
     def _forget_left(self) -> None:
-        """The client counts what is live, and nobody would ever run it."""
+        """The client counts live jobs, and no worker would ever run this one."""
         self.site.store.cancel([self.left] if self.left else [], "nobody serves its queue")
 
     def _lost_worker(self, queue: str) -> str:
@@ -389,7 +389,7 @@ class Walk:
     # ── at the end ──
 
     def settle_down(self) -> None:
-        """No more is asked for, and what was has ended."""
+        """Ask for nothing more, and wait until all that was asked for has ended."""
         (self.site.folder / STOP).touch()
         while (code := self.client.code()) == -signal.SIGKILL:  # at its last point: the next one goes on from there
             self._start_again()
@@ -411,7 +411,7 @@ class Walk:
         return all(job.task == "each_second" for job in live)
 
     def prune(self) -> None:
-        """Killed while it deletes what has ended; what has not is all there."""
+        """It is killed while it deletes ended jobs; those that have not ended are all there."""
         far = [str(new_id()) for _ in range(5)]
         self.site.store.enqueue([Draft(id=each, task="plain", payload="{}", delay=3600.0) for each in far])
         supervisor = self._supervisor(TENURE_TEST_PRUNE="1")
@@ -695,7 +695,7 @@ def site(backend: Backend, tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def fresh(backend: Backend, tmp_path: Path) -> Iterator[Place]:
-    """A place where nobody has migrated yet."""
+    """A place that has not been migrated yet."""
     folder = tmp_path / "fresh"
     folder.mkdir()
     with backend.place(folder) as place:

@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("place", STORES if FULL else short)
 
 
-#: each on the store that has most to lose by it: the size, and how many of its jobs there are to be at least
+#: each on the store that suffers most from it: its scale, and how many of its jobs there must be at least
 LOADS = [
     pytest.param("postgres", "trickle", 0.3, 300, id="trickle"),
     pytest.param("sqlite", "avalanche", 0.01, 3000, id="avalanche"),
@@ -47,7 +47,7 @@ LOADS = [
     pytest.param("redis", "limits", 0.6, 100, id="limits on redis"),
 ]
 LOAD_SECONDS = 10.0
-BOUNDS = {"I15", "I16", "I17", "I18"}  #: what so few seconds on a machine with other tests tell too little about
+BOUNDS = {"I15", "I16", "I17", "I18"}  #: so few seconds, on a machine with other tests, say too little about these
 
 
 @pytest.mark.timeout(600)

@@ -2,8 +2,8 @@
 
     old        the store, its workers and its clients are of the release before
     mixed      `tenure migrate`, then one host and one client have today's code
-    new        all of them have, and somebody begins to use what only they know: flows, gather, expect
-    back       these have ended; one host and one client have the release before again
+    new        all of them have, and a client begins to use what only today's code knows: flows, gather, expect
+    back       those have ended; one host and one client have the release before again
     old again  all of them have
 
 Processes of the release before run the app of their own tests/chaos: it knows no more than they do. The checker is
@@ -32,9 +32,9 @@ OURS = frozenset({"ghost writes", "false hints", "long transaction"})
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of a run. `moves`: where one host and one client go as it begins; `migrated`: today's code has the store.
+    """A part of a run. `moves`: how one host and one client go as it begins; `migrated`: today's code has the store.
 
-    `load`: what somebody does in it who has today's code.
+    `load`: what a client with today's code does in it.
     """
 
     name: str

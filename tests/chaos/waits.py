@@ -1,6 +1,6 @@
 """I19 to I21, I25: jobs that wait begin after what they wait for, are given what it left, and no signal or ask is lost.
 
-That every flow ends is I7's: all jobs end once faults are over. A load that has no flows is judged too, and has none.
+That every flow ends is I7's: all jobs end once faults are over. A load without flows is judged too: nothing is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .seen import Call, Seen, Story
 
 
 def i19(seen: Seen) -> Iterator[str]:
-    """A job begins, and goes on, only after those have completed for which it waits."""
+    """A job begins, or goes on, only after the jobs that it waits for have completed."""
     for story in seen.stories.values():
         for asked in story.of_edges:
             for event in _goes_on(story, asked):
@@ -22,7 +22,7 @@ def i19(seen: Seen) -> Iterator[str]:
 
 
 def _goes_on(story: Story, asked: Event) -> list[Event]:
-    """What it may do only after its parents: all of it, or for a gatherer what it does with their results.
+    """What it may do only after its parents: everything, or, for a gatherer, what it does with their results.
 
     An attempt that is killed between listing its children and storing them leaves none: the next one lists its own.
     """
@@ -40,7 +40,7 @@ def _too_early(seen: Seen, story: Story, event: Event, parent: str) -> Iterator[
 
 
 def i20(seen: Seen) -> Iterator[str]:
-    """What a job is given of others is what they left, in their order, and of those others that it had listed."""
+    """The results that a job is given are what its parents left, in their order, and it had listed those parents."""
     for story in seen.stories.values():
         listed = {asked.data["of"] for asked in story.of_edges}
         for event in story.of("given"):
@@ -89,6 +89,6 @@ def _lost(seen: Seen, story: Story, heard: list[Event], taken: list[Call]) -> It
 
 
 def i25(seen: Seen) -> Iterator[str]:
-    """What ends a wait stores an ask with it: the walk through all that waits, which checks that, has found nothing."""
+    """What ends a wait stores an ask with it: no job was found waiting for what had happened, with no ask left."""
     for job in seen.dump.lost_waits:
         yield f"job {job} waited for what had happened, and no ask was left that would have told"

@@ -1,7 +1,7 @@
 """The app of a run: jobs whose arguments say what they do, step by step, and handlers that write down what they did.
 
 A script is a list of steps: `["sleep", 0.2]`, `["effect"]`, `["raise", 2]`. It runs in worker processes as `workload`;
-clients import it to enqueue. What a step writes into the history stands in history.py.
+clients import it to enqueue. What a step writes into the history is described in history.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SOON = Retry(500, base="50ms", cap="500ms")
 KEY = "TENURE_TEST_KEY"  #: of the environment: the key with which this run's values are encrypted
 
 
-IN_A_ROW = "TENURE_TEST_IN_A_ROW"  #: of the environment: how many bytes of a value are not for this run's bucket
+IN_A_ROW = "TENURE_TEST_IN_A_ROW"  #: of the environment: values of up to this many bytes stay out of this run's bucket
 
 
 def keep_elsewhere(most: int) -> None:
@@ -75,7 +75,7 @@ def note(job: Job[Any], key: str, op: str, phase: Phase = "ok", **data: Any) -> 
 
 @jobs.task(max_crashes=MAX_CRASHES)
 async def act(job: Job[Any], key: str, script: list[list[Any]]) -> str:
-    """On the loop."""
+    """Plays its script on the loop."""
     note(job, key, "begin", checkpoint=job.checkpoint, pid=os.getpid())
     try:
         for name, *words in script:
@@ -138,7 +138,7 @@ async def fail(job: Job[Any], key: str, script: list[list[Any]]) -> None:
 
 @jobs.task(max_crashes=MAX_CRASHES)
 async def brief(job: Job[Any], key: str, seconds: float = 0.0, size: int = 0, ballast: str = "") -> Any:
-    """What loads are made of. Its result has so many bytes, which no compression makes fewer."""
+    """What loads are made of. Its result has `size` bytes, which don't compress."""
     note(job, key, "begin", pid=os.getpid())
     value = f"{key}/{job.attempt}"
     try:
@@ -185,7 +185,7 @@ async def gatherer(job: Job[Any], key: str, number: int, seconds: float) -> str:
 
 @jobs.task(max_crashes=MAX_CRASHES, signals={"go": str})
 async def listener(job: Job[Any], key: str, seconds: float) -> str:
-    """Waits for a signal: for so many seconds, or without an end (0)."""
+    """Waits for a signal: for this many seconds, or without a time-out (0)."""
     note(job, key, "begin", pid=os.getpid())
     value = f"{key}/{job.attempt}"
 
@@ -267,7 +267,7 @@ def limited(draw: random.Random, key: str, *, queue: str = "default") -> NewJob[
 
 
 def paced(draw: random.Random, key: str, *, queue: str = "default") -> NewJob[str]:
-    """A job of which so many may begin in a period: ask for fewer than one in 1.25 s."""
+    """A job whose limit has a rate: ask for fewer than one in 1.25 s."""
     return _drawn(at_a_pace, draw, key, queue)
 
 
@@ -277,7 +277,7 @@ def _drawn(task: Any, draw: random.Random, key: str, queue: str) -> Any:
 
 
 def short(result: Any) -> Any:
-    """A result as the history tells it: without its ballast, if that is whole."""
+    """A result as the history has it: without its ballast, if that is whole."""
     if not (isinstance(result, dict) and "ballast" in result):
         return result
     value, ballast = result["value"], result["ballast"]

@@ -38,7 +38,7 @@ class World:
         self.clock = Clock(lambda: self._unix, lambda: self._boot, "the-only-boot")
 
     def store(self) -> Store:
-        """An open store on this world's data; each call opens another way in."""
+        """An open store on this world's data; each call opens another one."""
         store = self._make(self.clock)
         store.migrate()
         store.open()
@@ -50,7 +50,7 @@ class World:
         self._boot += seconds
 
     def step_wall_clock(self, seconds: float) -> None:
-        """Somebody sets the date; no time has passed."""
+        """The date is set; no time passes."""
         self._unix += seconds
 
     def close(self) -> None:
@@ -121,27 +121,27 @@ def running(store: Store, worker_id: str | None = None, **options: Any) -> Lease
 
 
 def finish(store: Store, lease: Lease, outcome: Outcome) -> State | None:
-    """Where the outcome led; None: it did not land."""
+    """The state that the outcome led to; None: it did not land."""
     (answer,) = store.finish([(lease, outcome)])
-    if isinstance(answer, Busy):  # neither: whoever waits for somebody's transaction says `patiently`
+    if isinstance(answer, Busy):  # undecided: a caller that waits for a transaction uses `patiently`
         raise StoreBusy(f"the row of job {lease.job_id} is held")
     return answer.state if isinstance(answer, Landed) else None
 
 
 def kept_elsewhere(store: Store) -> bool:
-    """Are its values in a bucket, and not in its rows?"""
+    """Whether the store's values are in a bucket rather than in its rows."""
     return store.capabilities.inline == 0
 
 
 def seen_by_a_schedule(store: Store, view: JobView) -> JobView:
-    """The job as the runs of its schedule show it: its values are for others, and stay encrypted, or elsewhere."""
+    """The job as the runs of its schedule show it: without values that are encrypted, or kept in a bucket."""
     hidden = store.capabilities.sealed or kept_elsewhere(store)
     blank = {"payload": "", "error": None, "result": None} if hidden else {}
     return replace(view, **blank)  # type: ignore[arg-type]
 
 
 def bring(store: Store, state: State, **options: Any) -> Lease:
-    """A job in `state` that has a past: the lease is its last one."""
+    """A job in `state` that has been claimed before; returns its last lease."""
     lease = running(store, **options)
     ways: dict[State, Outcome] = {
         State.SCHEDULED: Failed("not yet", retry_in=60),
@@ -167,7 +167,7 @@ def schedule(**options: Any) -> Schedule:
 
 
 def made(store: Store, **options: Any) -> Schedule:
-    """A schedule as it stands in the store."""
+    """A schedule as the store has it."""
     new = schedule(**options)
     assert store.change([Change(schedule=new)]) == [True]
     return standing(store, new.name).schedule
@@ -208,7 +208,7 @@ def look(store: Store, job_id: str) -> JobView:
 
 
 def memory_of(store: Store, job_id: str) -> tuple[JobView | None, list[AttemptView]]:
-    """All that the store knows of a job: equal before and after what must change nothing."""
+    """All that the store knows of a job: equal before and after a call that must change nothing."""
     return store.get(job_id), store.attempts(job_id)
 
 
@@ -230,7 +230,7 @@ def assert_sound(store: Store) -> None:
 
 
 def lose_asks(store: Store) -> None:
-    """What `admit` has to look at is lost, as no fault that Tenure names may do."""
+    """Lose what `admit` has to look at, which no fault that Tenure names may do."""
     from tenure.stores.memory import MemoryStore
     from tenure.stores.postgres import PostgresStore
     from tenure.stores.redis import RedisStore
@@ -255,7 +255,7 @@ def lose_asks(store: Store) -> None:
 def patiently(call: Callable[[], T]) -> T:
     """Retry while another open transaction holds a row that the call needs: such a call changed nothing.
 
-    A store waits for a row only so long (PostgreSQL 2 s), and a busy machine may stop whoever holds it for longer.
+    A store waits for a row for a limited time (PostgreSQL: 2 s); a busy machine may stall its holder for longer.
     """
     until = monotonic() + PATIENCE
     while True:

@@ -15,7 +15,7 @@ from tenure.stores.sealed.values import Seal
 
 
 class _Fetching(Seal):
-    """Where people read that a value is elsewhere, the suite reads the value."""
+    """Where people read that a value is kept elsewhere, the suite gets the value itself."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(None)
@@ -48,7 +48,7 @@ class _Store(SealedStore):
         return {key: self.beneath.fetch(Text("once", job_id, key, text)) for key, text in found.items()}
 
     def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
-        """What stands is the value, or what stands for it."""
+        """The row has the value, or what stands for it."""
         changed = self.beneath.rewrite
         elsewhere = [(text._replace(value=offloaded(text.value.encode())), new) for text, new in changes]
         return sum(changed([each]) or changed([other]) for each, other in zip(changes, elsewhere, strict=True))

@@ -1,4 +1,4 @@
-"""A store under a virtual clock with live workers, whose problems are looked at and told."""
+"""A store under a virtual clock with live workers; its problems are looked for and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenure.schedules.guard_plan import Began, begin_guard
 from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Timetable
 
-RENEWED = 0.8 * LEASE  #: so often, in seconds, that no lease ends
+RENEWED = 0.8 * LEASE  #: seconds between renewals: no lease ends
 HOOK = "https://hooks.example/T0/B0?token=s3cret"
 
 
@@ -45,7 +45,7 @@ class Scene:
         self.store.declare_dead([worker])
 
     def passes(self, seconds: float) -> None:
-        """Time, in which workers renew."""
+        """Time passes, and the workers renew."""
         while seconds > 0:
             self.world.advance(min(seconds, RENEWED))
             self.store.renew(self.living)
@@ -59,7 +59,7 @@ class Scene:
         self.timetable.fire_due()
 
     def runs(self, worker: str, outcome: Outcome) -> None:
-        """The next tick comes, and its job ends so."""
+        """The next tick comes, and its job ends with this outcome."""
         self.passes(3600)
         self.fires()
         (job,) = claim(self.store, worker)
@@ -67,7 +67,7 @@ class Scene:
         self.fires()
 
     def runs_for(self, worker: str, *seconds: float, times: int = 1, **options: object) -> None:
-        """Jobs run for so long, one after another, and complete."""
+        """Jobs run for these times, one after another, and complete."""
         for length in seconds * times:
             put(self.store, **options)
             (job,) = claim(self.store, worker, queue=str(options.get("queue", "default")))
@@ -95,7 +95,7 @@ class Scene:
         return [each for each in problems(self.store, self.settings) if kind in ("", each.kind)]
 
     def told(self, kind: str = "") -> list[tuple[str, str]]:
-        """What the jobs say that tell of it, oldest first."""
+        """What the alerts of this kind said, oldest first."""
         jobs = self.store.search(Filter(queue=QUEUE), limit=1000).jobs
         messages = [json.loads(job.payload)["message"] for job in sorted(jobs, key=lambda job: job.id)]
         return [

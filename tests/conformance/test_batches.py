@@ -1,4 +1,4 @@
-"""More jobs than a store may take in one step are still taken whole, in order, and each once."""
+"""More jobs than a store may take in one step are still all taken, in order, each once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tenure.core.lifecycle import Completed, Failed, Lease, Released, State
 from tenure.ports import Landed, Store
 
 MANY = 1300
-OPERATED = 300  # a store may take some seconds for a verb, and go from job to job: `Admin` never asks for 1,300 at once
+OPERATED = 300  # a verb that goes from job to job may take a store seconds: `Admin` never asks for 1,300 at once
 
 
 def many(store: Store, number: int = MANY, **options: object) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_worker_that_holds_many_is_settled_in_one_step(store: Store) -> None:
 
 
 def test_many_jobs_due_at_once_are_promoted_up_to_the_limit(world: World) -> None:
-    """The earliest first. Which of those that are due at one instant go first is not promised."""
+    """The earliest first. The order of jobs that are due at the same instant is not promised."""
     store = world.store()
     later = many(store, delay=10)
     sooner = put(store, delay=9)

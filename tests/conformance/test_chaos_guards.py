@@ -1,4 +1,4 @@
-"""What nothing else in this suite would notice if a store's guard were gone (tests/guards takes them out)."""
+"""Guards in the stores whose removal no other test of this suite would notice (tests/guards removes them)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_job_that_was_begun_in_time_is_never_too_late(world: World) -> None:
 
 
 def test_no_lease_outlives_its_host_s_boot(world: World) -> None:
-    """The host comes up again later than its leases last, and its boot clock begins anew."""
+    """The host boots again after its leases have ended, and its boot clock starts anew."""
     before = world.store()
     if not before.capabilities.durable:
         pytest.skip("what it knew has ended with its process")
@@ -120,7 +120,7 @@ def test_pruning_what_has_ended_frees_no_key_that_another_job_holds(world: World
 def test_a_hung_job_that_is_delivered_again_is_its_owners_business_too(world: World) -> None:
     store = world.store()
     lease = running(store, stale_after=5.0)
-    for _ in range(6):  # 60 s and no word
+    for _ in range(6):  # 60 s without a report
         world.advance(10)
         store.renew([lease.worker_id])
     assert store.redelivered(lease.job_id, declare=True) is State.PROCESSING

@@ -331,7 +331,7 @@ def test_a_job_larger_than_a_batch_is_claimed(store: Store) -> None:
     assert [each.id for each in claim(store, worker, 2)] == [second]
 
 
-# ── From very many queues: the store looks only into those that have something ──
+# ── From very many queues: the store looks only into those that have jobs ──
 
 
 @pytest.mark.parametrize("solo", [False, True], ids=["ordinary", "solo"])

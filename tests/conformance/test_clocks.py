@@ -1,4 +1,4 @@
-"""Whoever had to wait for their turn is judged by the time at which it came."""
+"""A call that had to wait for its turn is judged by the time at which the turn came."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEASE = identity().lease
 
 
 class Watched:
-    """The clock of a world, and who has looked at it: who has not may wait for a turn, or be slow to come."""
+    """The clock of a world, and the threads that have read it: one that has not may wait for its turn, or be slow."""
 
     def __init__(self, world: World) -> None:
         self._world, self._turn, self._seen = world, Lock(), set[Thread]()
@@ -29,7 +29,7 @@ class Watched:
             return clock()
 
     def advance_unless_seen_by(self, thread: Thread, seconds: float) -> bool:
-        """Whether time passed. If so, all that the thread will ever read is later."""
+        """Whether time passed. If so, every time that the thread reads is later."""
         with self._turn:
             if thread in self._seen:
                 return False
@@ -51,7 +51,7 @@ def store(world: World, clock: Watched) -> Store:
 
 
 def late(clock: Watched, store: Store, call: Callable[[], object]) -> bool:
-    """Somebody's transaction holds the call up for longer than a lease; False: in this store nobody waits."""
+    """An open transaction holds the call up for longer than a lease; False: in this store no call waits."""
     with store.transaction() as tx:
         store.enqueue([], tx=tx)
         waiting = Thread(target=call)

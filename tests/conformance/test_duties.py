@@ -1,4 +1,4 @@
-"""Every duty of the maintenance gets its turn, whatever the others have to do or suffer."""
+"""Every duty of the maintenance gets its turn, however busy or broken the others are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is stored from an event loop: as by `enqueue`, or not at all, and then `enqueue` is to be called."""
+"""A job that is stored from an event loop: as by `enqueue`, or not at all, and then the caller must call `enqueue`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenure.ports import Draft, Enqueued, Store
 
 
 def on_loop(store: Store, job: Draft) -> Enqueued | None:
-    """Wait for what it waits for, as a loop does."""
+    """Wait for what the call waits for, as a loop does."""
     call = store.enqueue_on_loop(job)
     try:
         while True:

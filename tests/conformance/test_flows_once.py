@@ -1,4 +1,4 @@
-"""A flow that is made once: of all calls that make it one stores its jobs, the others store nothing."""
+"""A flow that is made once: of all calls that make it, one stores its jobs, and the others store nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONCE = Links(flow=FLOW, name="nightly", once=True)
 
 
 def parts(number: int, *, flow: str = FLOW) -> list[Draft]:
-    """So many jobs, and one that waits for them all."""
+    """This many jobs, and one that waits for them all."""
     jobs = [draft(links=Links(flow=flow, name="nightly", once=True)) for _ in range(number)]
     return [*jobs, draft(links=after(*(each.id for each in jobs), flow=flow, name="nightly", once=True))]
 
@@ -40,7 +40,7 @@ def ids(store: Store, flow: str = FLOW) -> set[str]:
     return {each.id for each in store.members(flow)}
 
 
-@pytest.mark.parametrize("number", [1, 250])  # those of the larger one are staged where a call is several scripts
+@pytest.mark.parametrize("number", [1, 250])  # where a call takes several scripts, the larger flow is staged
 def test_another_call_stores_nothing(number: int, store: Store) -> None:
     first, second = parts(2), parts(number)
     store.enqueue(first)

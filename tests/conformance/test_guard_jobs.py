@@ -1,4 +1,4 @@
-"""A guard's own job: it begins under its guard's lease, no worker ever claims it, and nobody runs it again."""
+"""A guard's own job: it begins under its guard's lease, no worker ever claims it, and it is never run again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def job(**options: Any) -> Draft:
 
 
 def begun(store: Store) -> Lease:
-    """A guard's job that goes on under the lease of its living guard."""
+    """A guard's job that is running under the lease of its living guard."""
     owner = guard(store)
     return Lease(begin_guarded(store, guarded(store).name, owner), 1, owner)
 

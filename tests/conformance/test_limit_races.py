@@ -1,4 +1,4 @@
-"""Limits, while several give, take and free places at the same moment: never one too many, none forgotten (L1)."""
+"""Limits, while several callers give, take and free places at one moment: never one too many, none forgotten (L1)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_place_that_is_freed_while_its_key_is_served_is_given_again(doors: Doo
 
 @many_times
 def test_a_begin_is_counted_once_whenever_it_comes(doors: Doors) -> None:
-    """A job that is claimed between a count and the asks has taken a token: the next one must wait for another."""
+    """A job that is claimed between a count and the asks has taken a token: the next job must wait for another one."""
     here, there = doors
     worker = start(here)
     name = f"rated-{draft().id}"

@@ -177,7 +177,7 @@ def test_a_place_is_freed_whatever_else_happens(how: str, store: Store) -> None:
 
 
 def test_a_scheduled_job_needs_its_place_when_it_is_due(store: Store, world: World) -> None:
-    """W4: promote, too, parks a job with limits."""
+    """W4: promote parks a job with limits, too."""
     start(store)
     declare(store, SHOP.limit, 1)
     (answer,) = store.enqueue([draft(limits=(SHOP,), delay=60.0)])
@@ -258,7 +258,7 @@ def test_a_job_with_parents_waits_for_them_and_then_for_its_place(store: Store) 
     child = put(store, links=after(parent), limits=(SHOP,))
     end(store, parent)
 
-    assert settle_waits(store) == [holder]  # it was released, as it was not its turn
+    assert settle_waits(store) == [holder]  # `end` claimed it too, and released it
     assert look(store, child).parked == SHOP.key
 
 
@@ -498,7 +498,7 @@ def test_of_two_that_change_a_limit_one_wins(store: Store) -> None:
     assert found == row.but(set=Bounds(2), rev=2)
 
 
-# ── L3: nobody is held by the idle ──────────────────────────────────────────────────────────────────────────────
+# ── L3: no job is held up by an idle queue ──────────────────────────────────────────────────────────────────────
 
 
 def test_no_place_is_given_to_a_queue_that_nobody_serves(store: Store) -> None:
@@ -559,7 +559,7 @@ def test_a_place_that_has_not_begun_for_long_goes_to_another_queue_that_waits(st
 
 
 def test_a_suspects_place_that_has_not_begun_goes_to_another_job_of_its_key(store: Store, world: World) -> None:
-    """Its turn comes after all suspects before it: a key with few places would stand still for as long."""
+    """Its turn comes after all suspects before it: a key with few places would be blocked until then."""
     start(store)
     declare(store, SHOP.limit, 1)
     (suspect,) = limited(store, number=1, isolated=True)
@@ -785,7 +785,7 @@ def test_two_templates_that_give_one_key_count_each_others_places(asked_last: bo
 
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: int, store: Store) -> None:
-    """Nothing limits those that have its former name. All go in the end, of the others no more than two at a time."""
+    """Nothing limits jobs with the former name. All run in the end, those with the new name at most two at a time."""
     worker = start(store)
     declare(store, SHOP.limit, 1)
     (running,) = limited(store, SHOP)
@@ -805,7 +805,7 @@ def test_a_template_that_was_renamed_limits_those_that_have_its_new_name(first: 
 
 
 def test_a_rate_that_goes_on_under_another_name_goes_on(store: Store, world: World) -> None:
-    """The end of what had it under its former name is no reason to forget when its next token comes."""
+    """When the last job under the former name ends, the time of the next token must not be forgotten."""
     worker = start(store)
     declare(store, SHOP.limit, 1)
     (running,) = limited(store, SHOP)

@@ -1,4 +1,4 @@
-"""A check that no ask was lost (W1): what it finds on purpose, and that it finds nothing else, on every store."""
+"""The check that no ask was lost (W1): it finds those that a test loses, and nothing else, on every store."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_something_holds_is_not_lost(world: World) -> None:
 
 
 def test_what_ends_at_this_moment_is_not_lost(world: World) -> None:
-    """Beside a process that ends what jobs wait for and admits them, the check finds nothing: it is one reading."""
+    """While a process ends what jobs wait for and admits them, the check finds nothing: it reads all at one moment."""
     store, other = world.store(), world.store()
     far, worker = put(store, delay=3600), start(store)
     waiting = [child_of(store, far) for _ in range(100)]

@@ -92,7 +92,7 @@ def targets(verb: str, source: State, outcome: type[Outcome] | None = None) -> f
 
 @dataclass
 class Case:
-    """A job in some state, one way into the store, and a lease that would be right if any were."""
+    """A job in some state, an open store that has it, and a lease that would be right if any were."""
 
     world: World
     store: Store
@@ -147,7 +147,7 @@ def recorded(case: Case) -> bool:
 
 
 def finished(case: Case) -> bool:
-    # A worker that never had it: the very lease that ended the job would hear Landed again, rightly.
+    # A worker that never had the job: the lease that ended it would rightly be told Landed again.
     processing = look(case.store, case.lease.job_id).state is State.PROCESSING
     lease = case.lease if processing else case.lease._replace(worker_id="a-stranger")
     return finish(case.store, lease, Released("drain")) is not None
@@ -199,7 +199,7 @@ APPLY: dict[str, Callable[[Case], bool]] = {
 }
 
 
-#: Nobody holds places for a job without limits, so there is nothing to withdraw.
+#: A job without limits holds no places, so there is nothing to withdraw.
 MATRIX = [
     (verb, flavour) for verb in VERBS for flavour in ("fresh", "limited") if (verb, flavour) != ("withdraw", "fresh")
 ]

@@ -1,4 +1,4 @@
-"""Notes: small texts that are compared and set, together with the jobs that a landing brings."""
+"""Notes: small texts that are compared and set, together with jobs that are stored if the change lands."""
 
 from __future__ import annotations
 

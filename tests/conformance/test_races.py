@@ -1,4 +1,4 @@
-"""Two callers at the same moment, each on its own way into the store: exactly one of them wins."""
+"""Two callers at the same moment, each with its own open store: exactly one of them wins."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_two_claimers_never_get_one_job(doors: Doors) -> None:
 
 @many_times
 def test_a_claimer_has_a_full_batch_while_there_are_jobs_whatever_another_takes_at_that_moment(doors: Doors) -> None:
-    """Else it would take the queue for empty, and wait."""
+    """Otherwise it would take the queue for empty, and wait."""
     here, there = doors
     first, second = start(here), start(there)
     here.enqueue([draft() for _ in range(40)])

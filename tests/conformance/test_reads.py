@@ -139,7 +139,7 @@ def test_pages_show_every_job_once(size: int, world: World) -> None:
         seen += [view.id for view in page.jobs]
         assert len(page.jobs) <= size
         assert seen == expected[: len(seen)]
-        put(store)  # what arrives while someone turns pages is newer, and moves nothing
+        put(store)  # a job that arrives between two pages is newer, and shifts nothing
         cursor = page.cursor
 
     assert seen == expected

@@ -80,7 +80,7 @@ def test_a_declaration_held_up_on_its_way_judges_nobody_by_an_outage_of_its_own(
     store = world.store()
     lease = running(store)
     world.advance(LEASE - 1)
-    witness = start(store)  # it renews, the other no more; then nobody can
+    witness = start(store)  # it renews, the other one no longer does; then neither can
     world.advance(2 + gap)
 
     if declared == "all":
@@ -99,7 +99,7 @@ def test_a_declaration_held_up_together_with_its_witness_s_renewal_judges_nobody
     world.advance(LEASE - 1)
     store.renew([witness])
     until = store.now() + timedelta(seconds=LEASE / 3)
-    world.advance(2 * LEASE)  # the outage; then what was on its way arrives, in this order
+    world.advance(2 * LEASE)  # the outage; then the delayed calls arrive, in this order
     store.renew([witness])
 
     if declared == "all":
@@ -412,7 +412,7 @@ def test_a_job_nobody_knows_may_be_delivered_again(store: Store) -> None:
 
 
 def crash_together(store: Store, size: int, *, crashes: int, slots: int = 500, **options: Any) -> list[str]:
-    """Jobs that died together so often, each time with all of the others."""
+    """Jobs that crashed together `crashes` times, all of them each time."""
     jobs = [put(store, retry_cap=0.0, **options) for _ in range(size)]
     for number in range(crashes):
         worker = start(store, slots=slots)
@@ -424,7 +424,7 @@ def crash_together(store: Store, size: int, *, crashes: int, slots: int = 500, *
 
 @pytest.mark.parametrize("how", ["settle", "rescue one by one"])
 def test_nobody_is_dead_for_a_crash_beside_another_job(how: str, store: Store) -> None:
-    """Also not the last one that is found under its worker."""
+    """Not even the last job that is found under the dead worker."""
     jobs = [put(store, max_crashes=0) for _ in range(3)]
     worker = start(store)
     claim(store, worker, 3)
@@ -440,7 +440,7 @@ def test_nobody_is_dead_for_a_crash_beside_another_job(how: str, store: Store) -
 
 
 def test_nobody_is_dead_for_the_crash_of_a_worker_that_owned_another_job(store: Store) -> None:
-    """An embedded worker, say, that learned too late of a job that it must run alone."""
+    """An embedded worker, say, that learned too late that a job must run alone."""
     (job,) = crash_together(store, 1, crashes=3)
     worker = start(store)
     claim_one(store, worker, solo=True)

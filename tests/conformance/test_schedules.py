@@ -1,4 +1,4 @@
-"""Schedules as a store keeps them: a change lands over the reading it was made from, with its ticks and its jobs."""
+"""Schedules as a store keeps them: a change lands, with its ticks and jobs, if the schedule is still as it was read."""
 
 from __future__ import annotations
 
@@ -667,7 +667,7 @@ def test_a_run_of_missed_ticks_is_kept_as_one(store: Store) -> None:
 
 
 def closed(store: Store, job_id: str, name: str, **options: Any) -> None:
-    """Write down that the run of this job has ended."""
+    """Record that the run of this job has ended."""
     stands = standing(store, name)
     ticks = [replace(run.tick, **options) for run in stands.runs if run.tick.job_id == job_id]
     assert len(ticks) == 1
@@ -841,7 +841,7 @@ def test_a_rename_lands_only_from_the_rev_that_was_read_and_on_a_free_name(store
 
 
 def test_of_renames_at_one_moment_one_gets_the_name(world: World) -> None:
-    """To one free name; to each other's names, which lands for neither; and both away from one name."""
+    """Both to one free name; each to the other's name, which lands for neither; and both away from one name."""
     here, there = world.store(), world.store()
 
     def renamed(store: Store, of: str, new: str) -> Callable[[], list[bool]]:
@@ -890,7 +890,7 @@ def test_the_ticks_of_a_name_that_no_schedule_has_are_deleted_with_it(store: Sto
 
 
 def ran(store: Store, name: str) -> str:
-    """A run of it, which has completed. Its job."""
+    """A run of this schedule, which has completed; the id of its job."""
     job_id = begin(store, name)
     finish(store, claim_one(store, start(store)), Completed())
     closed(store, job_id, name, status="success")
@@ -1005,7 +1005,7 @@ def test_what_was_decided_of_all_schedules_is_read_from_the_last_on(world: World
 
 def test_what_was_decided_goes_on_where_it_stopped_although_a_schedule_was_deleted(store: Store) -> None:
     now = store.now()
-    for name, later in (("kept", 0), ("deleted", 100)):  # at one instant; those of the deleted one come first
+    for name, later in (("kept", 0), ("deleted", 100)):  # decided at one instant; those of `deleted` come first
         new = made(store, name=name)
         ticks = [tick(new, now + second(later + n), status="missed", decided_at=now) for n in range(4)]
         store.change([Change(schedule=new, ticks=tuple(ticks))])

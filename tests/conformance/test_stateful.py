@@ -1,4 +1,4 @@
-"""Any story at all: random steps on a store, told again to a model of a few lines, and compared after each."""
+"""Any story: random steps on a store, repeated on a model of a few lines, and compared after each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tenure.core.lifecycle import (
 )
 from tenure.ports import JobView, Landed, NotLanded, Progress, Store
 
-# Off the grid on which `advance` moves: no test says which side an instant that is exactly reached belongs to.
+# Off the grid on which `advance` moves: which side an instant that is reached exactly belongs to is left open.
 WORKER_LEASE, DELAY, STALE, KEEP = 30.5, 20.5, 40.25, 600.5
 MAX_FAILURES, MAX_CRASHES = 2, 2
 
@@ -93,7 +93,7 @@ class Known:
         return self.ends.get(attempt) == type(outcome).__name__ and not forgotten
 
     def crash(self, outcome: Crashed, neighbours: bool) -> tuple[bool, State]:
-        """Is it dead, and where it goes if not. It is dead only if nothing else can have been the cause."""
+        """Whether it is dead, and where it goes if not. It is dead only if nothing else can have been the cause."""
         self.crashes, self.crashes_total = self.crashes + 1, self.crashes_total + 1
         worn_out = self.crashes_total > TOTAL_CRASHES
         spent = self.crashes > MAX_CRASHES or worn_out
@@ -129,7 +129,7 @@ class Story(RuleBasedStateMachine):
         return names[n % len(names)] if names else "00000000-0000-0000-0000-000000000000"
 
     def a_worker(self, n: int) -> str:
-        """Any worker, but rather one that has something to lose."""
+        """Any worker, preferably one that owns a job."""
         owners = [worker for worker in self.workers if self.held_by(worker)]
         names = owners if owners and n % 4 else list(self.workers)
         return names[n % len(names)]
@@ -402,7 +402,7 @@ class Story(RuleBasedStateMachine):
         assert_sound(self.store)
 
 
-@pytest.mark.timeout(400)  # a failure takes its time to be shrunk to a short story
+@pytest.mark.timeout(400)  # shrinking a failure to a short story takes time
 @pytest.mark.parametrize("share", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_any_story_ends_as_the_model_says(new_world: NewWorld, share: int) -> None:
     durable = new_world().store().capabilities.durable

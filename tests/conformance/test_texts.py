@@ -155,7 +155,7 @@ def test_text_that_no_store_can_keep_is_refused(store: Store) -> None:
 
 
 def test_what_is_rewritten_while_it_is_claimed_is_claimed(world: World) -> None:
-    """A claim that left such jobs would take the queue for empty. One may be held by its writer at that moment."""
+    """A claim that skipped such jobs would take the queue for empty. One may be locked by its writer at that moment."""
     here, there = world.store(), world.store()
     worker = start(here)
     last: list[str] = []

@@ -131,7 +131,7 @@ def test_of_a_transaction_and_a_rescue_only_one_wins(world: World, store: Store)
             store.enqueue([effect], tx=tx)
             store.finish([(lease, Completed())], tx=tx)
             rescuer.start()
-            rescuer.join(timeout=0.2)  # a store that locks lets it wait for the commit, another one lets it pass
+            rescuer.join(timeout=0.2)  # a store that locks makes it wait for the commit, others let it pass
     except LeaseLost:
         won = False
     rescuer.join()

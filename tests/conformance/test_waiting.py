@@ -32,7 +32,7 @@ ALL = ("completed", "ended")
 
 
 def settle_waits(store: Store) -> list[str]:
-    """Admit until no ask is left; the jobs that were queued. What waits then waits for something."""
+    """Admit until no ask is left; the jobs that were queued. A job that still waits then has something to wait for."""
     admitted: list[str] = []
     for _ in range(1000):
         found = store.admit()
@@ -55,7 +55,7 @@ def child_of(store: Store, *parents: str, until: Any = "completed", **options: A
 
 
 def end(store: Store, job_id: str, outcome: Outcome | None = None) -> None:
-    """A worker claims this job, which is queued, and it ends so."""
+    """A worker claims this job, which is queued, and ends it with this outcome."""
     worker = start(store)
     claimed = claim(store, worker, 100, solo=look(store, job_id).solo)
     assert job_id in [each.id for each in claimed]
@@ -733,7 +733,7 @@ def test_flows_are_counted_newest_first_and_go_with_their_jobs(world: World) -> 
 
 
 def test_a_job_whose_ask_was_lost_goes_on_once_it_is_asked_for_again(store: Store) -> None:
-    """W1: no ask is ever lost. If one was after all, there is a way on for each of the three that end a wait."""
+    """W1: no ask is ever lost. If one was after all, asking again ends each of the three kinds of wait."""
     signalled = running(store)
     finish(store, signalled, Suspended("for a word", signal="own:go"))
     parent = put(store)
@@ -1242,7 +1242,7 @@ def test_text_that_no_store_keeps_is_refused(text: str, store: Store) -> None:
     assert state(store, lease.job_id) is State.PROCESSING
 
 
-# ── W1, W5: cut anywhere, beside an older worker ────────────────────────────────────────────────────────────────
+# ── W1, W5: cut anywhere, alongside an older worker ─────────────────────────────────────────────────────────────
 
 
 def test_asks_outlive_the_process_that_stored_them(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A supervisor that is another one in something: in a number that is long, or in when a signal reaches it."""
+"""A supervisor that differs in one thing: in how long a number is, or in when a signal reaches it."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def altered(change: str) -> tuple[str, ...]:
-    """The words before its command that have this code run in it first."""
+    """The words before its command that make it run this code first."""
     return (sys.executable, "-c", f"{change}\n{_GO_ON}")

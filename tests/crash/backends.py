@@ -1,7 +1,7 @@
 """The stores and doorbells that the crash tests run on: the only file of these tests that names them.
 
-PostgreSQL is started with its own durability: its commits wait for the disk, as those of a real one do. What dies
-here are processes, never the machine, so `fsync=off` would show the same, and save little.
+PostgreSQL is started with its own durability: its commits wait for the disk, as those of a real one do. Only
+processes die here, never the machine, so `fsync=off` would show the same, and save little.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Backend:
 
     file          the store is a file of this machine, which processes open themselves
     server        the store is a server: it can be away, and many machines can use it
-    bell          rings are heard; without, everybody looks for themselves
+    bell          rings are heard; without it, every process polls
     transactions  jobs join those of the user (`tx=`)
     """
 
@@ -76,7 +76,7 @@ def redis(folder: Path, *, server: Callable[[], Keys] = shared_valkey) -> Iterat
 
 @contextmanager
 def redis_cluster(folder: Path) -> Iterator[Place]:
-    """The URL is that of a node which has to send everybody on to the one that has the namespace."""
+    """The URL is that of a node that has to redirect every client to the one that has the namespace."""
     cluster = shared_cluster()
     with cluster.namespace() as namespace:
         owner = cluster.owner(f"{{{namespace}}}")
@@ -102,7 +102,7 @@ _NAMED = frozenset(filter(None, os.environ.get("TENURE_TEST_BACKENDS", "").split
 
 @dataclass(frozen=True)
 class Server:
-    """One that may be stopped and killed. It keeps all that it has answered."""
+    """A server that may be stopped and killed. It keeps all that it has acknowledged."""
 
     process: Postgres | Valkey
     url: str
@@ -141,7 +141,7 @@ BACKENDS = (
         partial(postgres, notifier=lambda: shared_nats().url),
     ),
     Backend("redis", frozenset({"server", "bell"}), redis),
-    Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
+    Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # only the node of the URL is behind a proxy
     *(
         [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
         if redis_is_here() or "redis-7" in _NAMED
@@ -151,7 +151,7 @@ BACKENDS = (
 
 
 def backends(*needed: str, everywhere: bool) -> list[Backend]:
-    """Those on which a test runs: of all that it can run on those in TENURE_TEST_BACKENDS, without that the first."""
+    """Those on which a test runs: of those that it can run on, the ones in TENURE_TEST_BACKENDS, or else the first."""
     able = [each for each in BACKENDS if each.has.issuperset(needed)]
     if everywhere:
         return able

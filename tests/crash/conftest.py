@@ -60,7 +60,7 @@ def started() -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture
 def server(backend: Backend, started: Callable[[str], Server]) -> Server:
-    """One of this backend's store that may be stopped and killed."""
+    """A server of this backend's store that may be stopped and killed."""
     return started(backend.name.partition("-")[0])
 
 

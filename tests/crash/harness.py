@@ -82,7 +82,7 @@ def send(pid: int, number: int) -> None:
 
 
 def until(condition: Callable[[], T | None], what: str, seconds: float = 30.0, told: Callable[[], str] = str) -> T:
-    """The first true answer. When it does not come, an AssertionError with all that is known."""
+    """The first true answer. If none comes in time, an AssertionError with all that is known."""
     deadline = boot() + seconds
     while True:
         found = condition()
@@ -120,7 +120,7 @@ class Supervised:
             raise AssertionError(f"the supervisor has not ended in {seconds:g} s\n{self.log()[-4000:]}") from None
 
     def stop(self) -> int:
-        """One SIGTERM."""
+        """Send one SIGTERM, and wait for the end."""
         self.signal(signal.SIGTERM)
         return self.exit_code()
 
@@ -144,7 +144,7 @@ class Site:
         self.url = self.store.url  #: without its password
 
     def __enter__(self) -> Self:
-        if self._ready:  # else it is opened later
+        if self._ready:  # otherwise it is opened later
             self.store.open()
         self.configure()
         return self
@@ -162,7 +162,7 @@ class Site:
         shutil.rmtree(self._runtime)
 
     def clear(self) -> None:
-        """Nothing that was started here goes on."""
+        """End everything that was started here."""
         for supervisor in self._supervisors:
             supervisor.kill()
         until(lambda: not _kill_all(self.living()), "all leftovers to end")
@@ -215,7 +215,7 @@ class Site:
         return "\n".join(f"── {each._log.name}\n{each.log()[-3000:]}" for each in self._supervisors)
 
     def log_of(self, word: str) -> str:
-        """What the supervisors have logged about it, such as a worker."""
+        """What the supervisors have logged about `word`, such as a worker's id."""
         lines = (line for each in self._supervisors for line in each.log().splitlines() if word in line)
         return "\n".join(lines)[:3000]
 
@@ -271,7 +271,7 @@ class Site:
         return sorted(self.store.attempts(str(handle.id)), key=lambda each: each.attempt)
 
     def outcomes(self, handle: JobHandle[Any]) -> list[str]:
-        """How its attempts ended that did not complete."""
+        """How those of its attempts ended that did not complete."""
         return [each.outcome for each in self.attempts(handle)]
 
     def worker(self, handle: JobHandle[Any]) -> WorkerView:
@@ -308,7 +308,7 @@ def _carriers(mark: bytes) -> list[int]:
 
 @contextmanager
 def small_disk(folder: Path, mebibytes: int = 32) -> Generator[Path | None]:
-    """A file system of its own, or None where nobody may mount one."""
+    """A file system of its own, or None where we may not mount one."""
     disk = folder / "disk"
     disk.mkdir()
     made = subprocess.run(
@@ -325,7 +325,7 @@ def small_disk(folder: Path, mebibytes: int = 32) -> Generator[Path | None]:
 
 @contextmanager
 def filled(disk: Path) -> Generator[None]:
-    """Nobody can write a byte to it meanwhile."""
+    """No process can write a byte to it meanwhile."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 512):
@@ -347,7 +347,7 @@ def read_ledger(path: Path) -> list[Line]:
 
 @dataclass(frozen=True)
 class Run:
-    """One attempt as the ledger tells it. `end`: it said so, or its process was killed then; None: nobody knows."""
+    """One attempt as the ledger has it. `end`: it said so, or its process was killed then; None: unknown."""
 
     job: str
     attempt: int

@@ -52,7 +52,7 @@ async def of_fifty(job: Job, seconds: float) -> int:
 
 @jobs.task(max_crashes=100, limit=pace)
 async def paced(job: Job, fails: bool) -> int:
-    """Its first attempt fails if it is told to: the second one begins within the pace, too."""
+    """Its first attempt fails if it is told to: the begin of the second one counts for the pace, too."""
     attempt = await _run(job, 0.05)
     if fails and attempt == 1:
         raise RuntimeError("the first time")

@@ -2,8 +2,8 @@
 
 In tests/: `python -m crash.limited_storm [BACKEND [KILLS [SEED]]]`
 
-By what the handlers themselves wrote down, never more run at a time than a key has places; and when all jobs have
-ended, nothing holds a place.
+By what the handlers themselves wrote down, never more jobs of a key run at a time than it has places; and when all
+jobs have ended, nothing holds a place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .backends import BACKENDS
 from .harness import HERE, SOURCE, Site, most_at_once, runs_of
 from .storm import Report, Storm
 
-#: Of each task: how long its jobs take on average, and how many of them a kill there are to be.
+#: Of each task: how long its jobs take on average, and how many of them there are for each kill.
 SHARES = {
     limited.of_one: (0.1, 3.0),
     limited.of_three: (0.3, 2.5),
@@ -73,7 +73,7 @@ class LimitedStorm(Storm):
 
 
 def storm(site: Site, kills: int, seed: int) -> tuple[Report, Mapping[str, int]]:
-    """What came of it, and how many of each key ran at a time, at most."""
+    """Its report, and how many jobs of each key ran at a time, at most."""
     limited.jobs.configure(asdict(site.place))
     with limited.jobs:
         played = LimitedStorm(site, kills, seed)

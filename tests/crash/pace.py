@@ -3,8 +3,8 @@
 In tests/: `python -m crash.pace [BACKEND [PERIOD [SEED]]]`, a period being seconds.
 
 There is always more to do than the rate allows. After a period all workers stop, for one and a half; then they are
-back, and one of them is killed now and then; each tenth job fails once. When attempts began is what the store says, by
-its own clock, and what the handlers wrote down themselves.
+back, and one of them is killed now and then; each tenth job fails once. When attempts began is taken from the store, by
+its own clock, and from what the handlers wrote down themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOBS = 3 * limited.MOST
 
 @dataclass(frozen=True)
 class Paces:
-    """How many began in any part of a period, at most, beside how many may."""
+    """How many began in any part of a period, at most, and how many may."""
 
     period: float
     begins: int
@@ -42,7 +42,7 @@ class Paces:
     retries: int
     may: Sequence[int]
     claimed: Sequence[int]
-    begun: Sequence[int]  #: as the handlers saw it, which are told some time after the claim
+    begun: Sequence[int]  #: as the handlers saw it, some time after the claim
     states: frozenset[str]
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Paces:
 
 
 def most_within(times: Sequence[float], seconds: float) -> int:
-    """The most of these (sorted) times in any such span, its end left out."""
+    """The most of these (sorted) times in any span of this length, its end excluded."""
     return max((bisect_left(times, at + seconds) - place for place, at in enumerate(times)), default=0)
 
 
@@ -84,7 +84,7 @@ class Pace:
         return self._site.supervisor(app="crash.limited", workers=2, concurrency=20, env=self._env)
 
     def _kill_one(self, supervisor: Supervised) -> None:
-        """One that has just begun something more."""
+        """Kill a worker that has just begun another job."""
         before = len(self._site.lines(event="begin"))
         more = before + self._draw.randint(5, 20)
         line = self._site.until(lambda: self._site.lines(event="begin")[more:], "more begins", 60 + self._period)[-1]
@@ -112,7 +112,7 @@ class Pace:
 
 
 def most_of(rate: Rate, seconds: float) -> int:
-    """How many may begin in such a span: fewer than a full bucket and what it gains meanwhile."""
+    """How many may begin in a span of this length: a full bucket, and what it gains meanwhile, at most."""
     return min(rate.most, int(rate.burst + rate.refill * seconds))
 
 

@@ -79,7 +79,7 @@ async def effect(job: Job, seconds: float) -> int:
 
 @jobs.task(max_crashes=20)
 async def effect_once_told(job: Job, word: str, seconds: float) -> int:
-    """The same, whose seconds begin when the test has said this word."""
+    """The same, but its seconds begin when the test has said this word."""
     note(job, "begin")
     await until_told(word)
     await asyncio.sleep(seconds)
@@ -288,7 +288,7 @@ async def deaf(job: Job) -> None:
 
 @jobs.task
 def stay(job: Job) -> None:
-    """In its thread for ever, the first time."""
+    """Stays in its thread for ever, the first time."""
     note(job, "begin")
     while job.attempt == 1:
         time.sleep(0.02)
@@ -349,7 +349,7 @@ async def orphan(job: Job) -> None:
 
 @jobs.task(retry=1)
 def peek(job: Job, path: str, how: str) -> None:
-    """Opens the store's file as one must not."""
+    """Opens the store's file in a way that is not allowed."""
     if how == "sqlite3":
         sqlite3.connect(path).close()
     else:

@@ -39,8 +39,8 @@ class Report:
     jobs: int
     kills: Counter[str]
     seconds: float
-    attempts: Counter[int]  #: how many jobs needed how many
-    recoveries: Sequence[float]  #: from a kill to the next start of what it ended
+    attempts: Counter[int]  #: how many jobs needed each number of attempts
+    recoveries: Sequence[float]  #: from a kill to the next start of a job that it ended
     charged: int
     wrong: list[str]
 
@@ -65,7 +65,7 @@ class Storm:
         # Long enough, all together, for every kill to find work.
         mean = kills * 0.5 * sum(SIZES) * self.slots / jobs
         self._seconds = [self._draw.uniform(0.1, 1.9) * mean for _ in range(jobs)]
-        #: pids, and when they were killed first: in a long storm they come again, and an attempt's last line says more
+        #: pids, and when they were first killed: in a long storm pids recur, and an attempt's last line says more
         self._killed: dict[int, float] = {}
         self._count: Counter[str] = Counter()
 
@@ -110,7 +110,7 @@ class Storm:
             send(victim, signal.SIGKILL)
 
     def _at_work(self, supervisors: Sequence[Supervised]) -> tuple[int, int] | None:
-        """One of those that run jobs now: the place of its supervisor, and its pid."""
+        """A worker that runs jobs now: the place of its supervisor, and its pid."""
         busy = {each.identity.pid for each in self._site.store.workers() if each.processing}
         found = [(place, pid) for place, each in enumerate(supervisors) for pid in each.workers() if pid in busy]
         return self._draw.choice(found) if found else None

@@ -1,4 +1,4 @@
-"""Alerts of real processes: every kind is told once when it comes and once when it is over, by webhook and by mail."""
+"""Alerts of real processes: every kind is sent once when it opens and once when it closes, by webhook and by mail."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ KEY = secrets.token_bytes(32)
 
 @dataclass
 class Inbox:
-    """What came, by webhook and by mail. `refuse`: so many requests are answered 500 first."""
+    """What came, by webhook and by mail. `refuse`: how many requests are answered 500 first."""
 
     refuse: int = 0
     requests: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
@@ -91,7 +91,7 @@ class Inbox:
         return Counter(list(self.mails))
 
     def all_read(self) -> None:
-        """Wait until every request that was sent before is answered: connections are let in one after the other."""
+        """Wait until every request that was sent before is answered: connections are accepted one after the other."""
         with socket.create_connection(("127.0.0.1", self.port)) as last:
             last.sendall(b"GET / HTTP/1.0\r\n\r\n")
             while last.recv(4096):
@@ -180,7 +180,7 @@ def watched(site: Site, inbox: Inbox) -> dict[str, str]:
 
 
 def every_second(timetable: Timetable, name: str, **options: Any) -> None:
-    """A task of its own name, each second. Late when it says so: a slow machine alone makes none late."""
+    """A task of its own name, each second. Late only when it says so: a slow machine alone makes none late."""
     queue = options.pop("queue", "default")
     job = Draft(id="", task=options.pop("task", name), payload="{}", queue=queue, max_failures=1)
     timetable.put(Schedule(name=name, **{"rule": "every 1s", "job": job, "grace": 60.0, **options}))
@@ -256,7 +256,7 @@ def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: S
     assert len(inbox.requests) >= inbox.refuse + len(KINDS)
 
     (site.folder / "broken").unlink()
-    # What runs or waits is still to end, but not to come again: a slow machine would be told of once more.
+    # What runs or waits is still to end, but not to come again: on a slow machine it would be reported once more.
     every_second(timetable, "slow", queue="busy", rule="every 1h", too_long=0.5)
     every_second(timetable, "waiting", task="steady", queue="busy", rule="every 1h", grace=0.7)
     timetable.put(Schedule(name="backup", rule="every 1h", kind="guard"))
@@ -270,7 +270,7 @@ def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: S
     site.until(lambda: forgotten(site), "the dead letters to be deleted")
 
     told(site, inbox, lambda: not site.store.notes("incident") and delivered(site), "all to be closed and told")
-    # Of others, such as a queue that was old for a moment, a slow machine may make several.
+    # A slow machine may cause several incidents of other kinds, such as a queue that was old for a moment.
     both = {(what, key): 1 for key in KINDS for what in ("opened", "closed")}
     assert {each: times for each, times in inbox.told().items() if each[1] in KINDS} == both
     assert all(inbox.told()["opened", key] == inbox.told()["closed", key] for _, key in inbox.told())
@@ -329,7 +329,7 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
     for _ in range(2):
         code, said = check(site, env)
         assert (code, "no supervisor fires the schedules: 1 due for up to" in said) == (1, True), said
-    assert [inbox.told()[what, key] for what in ("opened", "closed")] == [1, 0]  # what was queued may be told of too
+    assert [inbox.told()[what, key] for what in ("opened", "closed")] == [1, 0]  # what was queued may be reported too
 
     again: Supervised = site.supervisor(app="watched", lease="2s", env=env)
     told(site, inbox, lambda: ("closed", key) in inbox.told() and delivered(site), "its end to be told")
@@ -340,7 +340,7 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
 
 @pytest.mark.needs("file")
 def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_could(site: Site, inbox: Inbox) -> None:
-    # Nothing else is to be told of, however long a start takes.
+    # Nothing else is to be reported, however long a start takes.
     env, opened = watched(site, inbox) | {"TENURE_ALERT_QUEUE_AGE": "1m"}, ("opened", "dead-letters:flaky")
     (site.folder / "broken").touch()
     inbox.refuse = 1_000_000
@@ -349,7 +349,7 @@ def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_coul
     site.store.enqueue([Draft(id=new_id(), task="flaky", payload="{}", max_failures=1)])
     told(site, inbox, lambda: bool(inbox.requests), "the first try")
     first.kill()
-    inbox.all_read()  # none that it has sent is taken for one of the next
+    inbox.all_read()  # so that none of its requests is taken for one of the next supervisor
     inbox.refuse = 0
     assert not inbox.posts
 
@@ -361,7 +361,7 @@ def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_coul
 
 @contextmanager
 def dripping() -> Generator[tuple[str, threading.Event]]:
-    """A receiver that answers a byte now and then, and never has said it all. It tells when one has come."""
+    """A receiver that answers a byte now and then, and never finishes. The event is set when a request has come."""
     came, closing = threading.Event(), threading.Event()
 
     class Drip(BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ BOTH = pytest.mark.parametrize("task", [shop.wait, shop.wait_in_thread], ids=["o
 @pytest.mark.needs("bell")
 @BOTH
 def test_a_cancel_is_heard_at_once_by_the_ring(site: Site, tell: Tell, task: Task[[], str]) -> None:
-    site.supervisor(lease="4m")  # so that no beat can be what it is heard by
+    site.supervisor(lease="4m")  # so that it can't be a beat that brings it
     job = task.enqueue()
     site.seen(job, "begin")
 

@@ -78,7 +78,7 @@ def read_until(words: str, stream: IO[str] | None) -> None:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Those that have a file of this folder on their command line: the supervisor and its workers."""
+    """Processes with a file of this folder on their command line: the supervisor and its workers."""
     listed = subprocess.run(["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     found = (line.split(maxsplit=1) for line in listed.splitlines() if str(folder) in line)
     return {int(pid): args for pid, args in found}

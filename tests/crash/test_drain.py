@@ -30,7 +30,7 @@ true, slept = supervisor.system_clock(), pathlib.Path("slept")
 told = dataclasses.replace(true, boot=lambda: true.boot() + 1000.0 * slept.exists())
 supervisor.system_clock = lambda: told
 """
-#: The first three times that somebody asks what is in the queues the store is away.
+#: The store is away the first three times that a process asks what is in the queues.
 BLINKING = """
 from tenure.errors import StoreAway
 from tenure.stores.sqlite import SqliteStore
@@ -81,14 +81,14 @@ def test_a_second_signal_hands_running_jobs_back_uncharged(site: Site, tell: Tel
 
     supervisor.signal(signal.SIGTERM)
     at = boot()
-    supervisor.signal(signal.SIGINT)  # another one: two alike that wait together arrive as one
+    supervisor.signal(signal.SIGINT)  # a different one: two of the same that are pending together arrive as one
     assert supervisor.exit_code() == 0
     took = boot() - at
 
     for job in jobs:
         view = site.job(job)
         assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
-        # Twice, if a claim that was on its way when the worker was told met the job that had just been handed back.
+        # Twice, if a claim that was on its way when the worker was told got the job that had just been handed back.
         assert site.outcomes(job) in (["released"], ["released", "released"])
         assert site.lines(job, "stopped shutdown")
     handed_back = [len(site.outcomes(job)) for job in jobs]
@@ -105,7 +105,7 @@ def test_jobs_that_outlast_the_grace_are_handed_back(site: Site) -> None:
     assert supervisor.stop() == 0
 
     assert site.job(job).state == "queued"
-    assert set(site.outcomes(job)) == {"released"}  # once more for a claim that was on its way
+    assert set(site.outcomes(job)) == {"released"}  # twice if a claim was on its way
 
 
 def test_sigterm_to_one_worker_drains_it_alone_and_it_is_replaced(site: Site) -> None:
@@ -131,7 +131,7 @@ def test_ctrl_c_for_the_whole_foreground_group_is_one_signal(site: Site) -> None
     supervisor = running(site, site.supervisor(), job)
 
     os.killpg(supervisor.pid, signal.SIGINT)
-    for worker in supervisor.workers():  # a terminal's Ctrl-C reaches those too that share its group
+    for worker in supervisor.workers():  # a terminal's Ctrl-C also reaches those that share its group
         send(worker, signal.SIGINT)
     site.go()
 

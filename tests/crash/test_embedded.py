@@ -63,7 +63,7 @@ def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
 
 @pytest.mark.everywhere
 def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Site, tell: Tell) -> None:
-    site.configure(lease="9s", grace="5s")  # too long to expire by itself: it is lost to a declaration
+    site.configure(lease="9s", grace="5s")  # too long to expire by itself: it is lost because it is declared dead
     with shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")
@@ -160,7 +160,7 @@ def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(sit
         with shop.jobs.worker():
             job = shop.wait_in_thread.enqueue()
             site.seen(job, "begin")
-            site.supervisor(lease=f"{LEASE:g}s")  # it takes back what nobody renews
+            site.supervisor(lease=f"{LEASE:g}s")  # it takes back what is not renewed
             gone = threads.submit(go_after_a_lease)
         gone.result()
 

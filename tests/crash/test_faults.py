@@ -1,4 +1,4 @@
-"""The world around: a full disk, a file opened behind our back, a task that is gone, a folder that can't be written."""
+"""The environment: a full disk, a file opened behind our back, a task that is gone, a folder that can't be written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LEASE = 3.0
 
 @contextmanager
 def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
-    """Nobody can write a byte to the database meanwhile."""
+    """No process can write a byte to the database meanwhile."""
     if disk is not None:
         connection = apsw.Connection(str(disk / "tenure.db"))
         connection.set_busy_timeout(5_000)
-        connection.pragma("wal_checkpoint", "TRUNCATE")  # else SQLite writes for long into what its log has left
+        connection.pragma("wal_checkpoint", "TRUNCATE")  # otherwise its log has room for a while
         connection.close()
         with filled(disk):
             yield
@@ -34,7 +34,7 @@ def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
     for pid in pids:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, limits[1]))
     yield
-    for pid in (pids[0], *site.living()):  # the supervisor first: those it has started meanwhile have its limit
+    for pid in (pids[0], *site.living()):  # the supervisor first: what it has started meanwhile has its limit
         with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 

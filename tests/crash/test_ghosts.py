@@ -94,7 +94,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
     site.until(lambda: watched_for_a_lease(site, first), "the second supervisor to have watched for a lease")
 
     victims = {"worker": [worker], "supervisor": [first.pid], "both": [first.pid, worker]}[frozen]
-    # So that none is stopped in the middle of a write, with a file's one lock in hand.
+    # So that none is stopped in the middle of a write, holding a file's one lock.
     with site.store.transaction() if site.store.capabilities.transactions else nullcontext():
         for pid in victims:
             send(pid, signal.SIGSTOP)
@@ -120,7 +120,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
         f"{len(beside)} lines of old code beside it, up to {overlap * 1000:.0f} ms after SIGCONT"
     )
     assert (view.state, view.attempt >= 2) == ("completed", True)
-    # A second of it at a line every 50 ms: what the machine makes of that second is not the code's doing.
+    # A second of lines, one every 50 ms: if that second takes longer, that is the machine's doing.
     assert len(beside) < 20
     if frozen != "both":
         assert not beside

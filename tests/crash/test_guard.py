@@ -1,4 +1,4 @@
-"""`tenure guard` with real commands, real kills, and a store that goes away: one run at a time, and every run told."""
+"""`tenure guard` with real commands, real kills, and a store that goes away: one run at a time, each recorded."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .harness import Site, alive, send, until
 OFTEN = "100ms"  #: the shortest there is: starting a process takes longer than half of it
 TENURE = "from tenure.cli.main import run; run()"
 IMPATIENT = f"from tenure.guards import run as guarded; guarded.PATIENCE = 0.3; {TENURE}"
-LEASE = 4.5  #: what is over after two thirds of it, and must be gone after four fifths, has some time between
+LEASE = 4.5  #: enough time between two thirds of it, when a command is ended, and four fifths, when it must be gone
 
 #: A command with a child; both end when they are told to.
 _WAIT = "while [ ! -e go ]; do sleep 0.02; done"
 WAITS = f"echo $$ >> pids; sh -c 'echo $$ >> pids; {_WAIT}' & {_WAIT}; wait; echo went"
-#: The same, and both write down all the time when that was.
+#: The same, and both keep writing down the time.
 _BEAT = "while :; do date +%s.%N >> beats; sleep 0.02; done"
 BEATS = f"echo $$ >> pids; sh -c 'echo $$ >> pids; {_BEAT}' & {_BEAT}"
-#: It can't be asked, only killed.
+#: It does not end when asked, only when killed.
 STUBBORN = "trap : TERM; echo $$ >> pids; while :; do sleep 0.02; done"
 
 
@@ -275,9 +275,9 @@ def test_the_environment_of_a_command_is_that_of_its_guard(site: Site) -> None:
 @pytest.mark.needs("file")
 @pytest.mark.parametrize("options", [[], ["--quiet"]])
 def test_a_reader_that_is_gone_costs_no_run_and_no_exit_code(site: Site, options: list[str]) -> None:
-    """The notes of the guard itself, and the output of a quiet one that failed, have nobody to go to."""
+    """The guard's own notes, and the output of a quiet guard that failed, have no reader."""
     gone_reader = ["sh", "-c", 'exec "$@" 2>&1 >/dev/full | exec 3<&- <&-', "sh"]
-    run(site, "--cron", "0 0 1 1 *", command=["true"])  # late, which the next call would say
+    run(site, "--cron", "0 0 1 1 *", command=["true"])  # it is late, and the next call would say so
     site.store.change([Change(schedule=site.store.schedules()[0].schedule, delete=True)])
     call = Call(site, "--cron", "0 0 1 1 *", *options, command=["sh", "-c", "echo out; exit 5"], before=gone_reader)
     call.process.communicate(timeout=30)
@@ -348,7 +348,7 @@ def test_a_switch_that_does_not_answer_changes_nothing_for_the_command(site: Sit
     assert (out, err) == (b"out\n", "other: ping: no answer from 127.0.0.1 within 0.1s\n")
 
 
-#: It fails until it has run so often.
+#: It fails until its third run.
 THIRD = "echo try; echo $$ >> pids; test $(wc -l < pids) -ge 3 || { echo no disk >&2; exit 3; }"
 RETRY = ("--every", "1d", "--retries", "2", "--retry-pause", "20ms")
 

@@ -38,7 +38,7 @@ from .test_two_hosts import watched_for_a_lease
 LEASE = 3.0
 ACK_WAIT = 2 * LEASE + 1.0  #: more than two leases and the longest `stale_after` of the shop's tasks
 WAIT = f"?ack_wait={ACK_WAIT:g}s"
-NEVER = {"TENURE_POLL_INTERVAL": "1h"}  #: a worker that hears does not look for itself
+NEVER = {"TENURE_POLL_INTERVAL": "1h"}  #: a worker that hears rings does not poll
 
 TENURE = (sys.executable, "-c", "from tenure.cli.main import run; run()")
 
@@ -46,7 +46,7 @@ Keeper = Callable[[Path], AbstractContextManager[Place]]
 
 
 class Stream:
-    """The queue as a stranger with a connection of his own sees it, and what he can do to it."""
+    """The queue as a stranger with a connection of their own sees it, and what they can do to it."""
 
     def __init__(self, url: str, namespace: str) -> None:
         self._url = url
@@ -81,7 +81,7 @@ class Stream:
         return int(self.api(f"STREAM.INFO.{self.name}").get("state", {}).get("messages", -1))
 
     def published(self) -> int:
-        """How many messages it was ever given, also those that a free slot took at once."""
+        """How many messages it was ever given, including those that a free slot took at once."""
         return int(self.api(f"STREAM.INFO.{self.name}").get("state", {}).get("last_seq", 0))
 
     def consumer(self) -> dict[str, Any]:
@@ -96,13 +96,13 @@ class Stream:
 
 @pytest.fixture
 def monitor() -> str:
-    """Where this test's server tells its counts."""
+    """Where this test's server reports its counts."""
     return f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture
 def nats(monitor: str) -> Iterator[Nats]:
-    """One that may be stopped, killed and wiped."""
+    """A server that may be stopped, killed and wiped."""
     with Nats(settings={"http": monitor}) as server:
         yield server
 
@@ -135,7 +135,7 @@ ON_BOTH = pytest.mark.parametrize("keeper", [postgres, sqlite], ids=lambda keepe
 
 
 def enqueued(site: Site, stream: Stream, number: int, seconds: float = 0.0) -> list[JobHandle[int]]:
-    """So many short jobs, each with its message."""
+    """This many short jobs, each with its message."""
     before = stream.published()
     jobs = shop.jobs.enqueue_many([shop.effect.bind(seconds) for _ in range(number)])
     site.until(lambda: stream.published() >= before + number, f"{number} messages")
@@ -214,7 +214,7 @@ def bits_flipped(content: bytes) -> bytes:
 
 
 def unknown_field(content: bytes) -> bytes:
-    """One bit: the server then takes its file for that of a newer release, and stops the stream."""
+    """One bit: the server then takes the file for a newer release's, and stops the stream."""
     return content.replace(b"max_deliver", b"map_deliver")
 
 
@@ -223,7 +223,7 @@ def whole(stream: Stream, messages: int) -> bool:
     return stream.size() == messages and stream.consumer().get("num_pending", -1) >= 0
 
 
-#: what is changed of its files, and how
+#: which of its files are changed, and how
 DAMAGES = [
     pytest.param("**/msgs/*.blk", bits_flipped, id="bits of messages"),
     pytest.param("**/msgs/*.blk", first_half, id="half of the messages"),
@@ -282,7 +282,7 @@ def test_jobs_of_a_jetstream_that_forgot_what_it_acknowledged_run_all_the_same(
 
 
 def enqueued_somehow(number: int) -> list[JobHandle[int]]:
-    """Whether there is a stream for their messages or not."""
+    """Enqueue jobs, whether there is a stream for their messages or not."""
     return shop.jobs.enqueue_many([shop.effect.bind(0.0) for _ in range(number)])
 
 
@@ -317,7 +317,7 @@ def test_messages_twice_reordered_late_and_garbled_are_one_accepted_outcome_each
     each_ran_once(site, jobs)
     emptied(site, stream)
     before = stream.published()
-    stream.publish(shuffled)  # as those do that come ten minutes late
+    stream.publish(shuffled)  # like messages that come ten minutes late
     site.until(lambda: stream.published() == before + len(shuffled), "all of them to be stored once more")
     emptied(site, stream)
 
@@ -342,7 +342,7 @@ def metric(site: Site, supervisor: Supervised, line: str) -> float:
 
 
 def unscanned(site: Site, host: str, **order: Any) -> Supervised:
-    """A supervisor of this host that looks for no job by itself, neither for the dead's nor for its own."""
+    """A supervisor of this host that scans for no jobs: neither those of the dead nor any for itself."""
     before = (sys.executable, str(HERE / "unscanned.py"))
     return start(site, before=before, env={"TENURE_HOST_ID": host, **NEVER}, **order)
 
@@ -437,7 +437,7 @@ def test_a_paused_queue_of_a_thousand_makes_no_traffic_and_all_run_when_it_is_re
 
 
 def operator(site: Site, *words: str) -> None:
-    """One at a terminal."""
+    """An operator's command at a terminal."""
     subprocess.run([*TENURE, *words], env=site.env("30s", {}, {}), cwd=site.folder, check=True, timeout=60)
 
 

@@ -41,13 +41,13 @@ def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site)
 
 
 def test_the_refused_outcome_of_a_former_owner_is_kept_with_its_attempt(site: Site) -> None:
-    site.supervisor(lease="4m")  # its supervisor must not hear of its death, and end it, before it has spoken
+    site.supervisor(lease="4m")  # its supervisor must not learn that it is dead, and end it, before it has written
     job = shop.talk.enqueue()
     worker = site.seen(job, "begin").pid
     site.until(lambda: len(logs(site, job).get(1, Log()).lines) > 50, "a worker that has long since begun")
     owner = site.worker(job).identity.id
 
-    # So that it is not stopped in the middle of a write, with a file's one lock in hand.
+    # So that it is not stopped in the middle of a write, holding a file's one lock.
     with site.store.transaction() if site.store.capabilities.transactions else nullcontext():
         send(worker, signal.SIGSTOP)
     site.store.declare_dead([owner])

@@ -14,7 +14,7 @@ from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, sen
 
 KILLS = 50 if FULL else 4
 ROUNDS = 15 if FULL else 3
-SOONER = 0.5  #: a sixth, when the machine has time
+SOONER = 0.5  #: on a quiet machine it is a sixth
 
 
 @pytest.mark.everyday
@@ -134,7 +134,7 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_imports_the_app_only_the
 
 
 def test_with_a_spare_a_killed_workers_job_starts_again_sooner_than_without(site: Site, tell: Tell) -> None:
-    """In turns, so that a machine that is busy is so for both."""
+    """In turns, so that a busy machine is busy for both."""
     waits: dict[int, list[float]] = {0: [], 1: []}
 
     for spares in (0, 1) * ROUNDS:

@@ -51,7 +51,7 @@ def test_no_more_begin_in_any_period_than_the_rate_says_whoever_was_away_failed_
 
 @pytest.fixture
 def deploy(site: Site) -> Iterator[Callable[[str, int], None]]:
-    """Start a release of the app, with so many places, and wait for its worker."""
+    """Start a release of the app, with this many places, and wait for its worker."""
 
     def release(name: str, places: int) -> None:
         before = len(site.store.workers())
@@ -75,7 +75,7 @@ def test_the_newest_release_says_how_many_run_and_one_without_the_limit_lets_all
     site.until(lambda: begun() == 1, "the first one")
     deploy("2", 3)
     site.until(lambda: begun() == 3, "three")
-    deploy("1", 1)  # it was started late
+    deploy("1", 1)  # started late
     assert site.store.limits(["deployed"])[0].declared == Bounds(3)
     deploy("3", 2)
     assert (begun(), site.store.keys(["deployed"])[0].held) == (3, 3), "those that run go on"

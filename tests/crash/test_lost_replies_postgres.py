@@ -35,7 +35,7 @@ class Line:
         self.sound = sound
 
     def lose(self, pattern: str, call: Callable[[], object]) -> None:
-        """It is done, and its answer does not come."""
+        """The call is carried out, and its answer does not come."""
         cuts = self.proxy.cuts
         self.proxy.cut_reply_to(pattern.encode())
         with pytest.raises(StoreAway):
@@ -44,7 +44,7 @@ class Line:
         assert self.proxy.cuts == cuts + 1, f"nothing was cut: {pattern} was never said"
 
     def twice(self, pattern: str, call: Callable[[], T]) -> T:
-        """Its answer is lost; what it says when it is asked again."""
+        """Lose the answer to a call, and return the answer when it is made again."""
         self.lose(pattern, call)
         return call()
 

@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 TIMES = 100 if FULL else 10
 LATER = 0.125
-BULK = 450  #: more than one script is given
+BULK = 450  #: more than are given to one script
 
 
 def answered(reply: bytes) -> bool:
-    """It has run: what came is no error."""
+    """The script has run: the reply is not an error."""
     return not reply.startswith(b"-") and reply.endswith(b"\r\n")
 
 
 class Line:
-    """A store behind a line that can be cut, and the same store over a sound one; their time is ours to advance."""
+    """A store behind a line that can be cut, and the same store over a sound one; this test advances their clock."""
 
     def __init__(self, server: Valkey, proxy: Proxy, namespace: str) -> None:
         self._unix = 1_800_000_000.0
@@ -69,23 +69,23 @@ class Line:
         self._unix += seconds
 
     def lose(self, script: str, call: Callable[[], object]) -> None:
-        """It is done, and its answer does not come."""
+        """The call is carried out, and its answer does not come."""
         cuts = self.proxy.cuts
         self.proxy.cut_reply_to(digest(self._server, script, given_time=True, rings=False), answered=answered)
         with pytest.raises(StoreAway, match="out of reach"):
             call()
         self.proxy.heal()
-        self.advance(LATER)  # so that what is done twice has another time
+        self.advance(LATER)  # so that what is done twice is done at another time
         assert self.proxy.cuts == cuts + 1, f"nothing was cut: {script} did not run"
 
     def twice(self, script: str, call: Callable[[], T]) -> T:
-        """Its answer is lost; what it says when it is asked again."""
+        """Lose the answer to a call, and return the answer when it is made again."""
         self.lose(script, call)
         return call()
 
 
 def digest(server: Valkey, script: str, **how: bool) -> bytes:
-    """By what name a script is run. The server has it then, so that the first try is not refused."""
+    """The name by which a script is run. The server then has the script, so the first try is not refused."""
     return str(server.execute("SCRIPT LOAD", compose(script, shebang=True, **how).text)).encode()
 
 

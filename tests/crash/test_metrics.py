@@ -23,7 +23,7 @@ ANYWHERE = "127.0.0.1:0"
 
 
 def base(site: Site, supervisor: Supervised) -> str:
-    """Where it answers, as it says itself."""
+    """The address that it logs."""
     found = site.until(lambda: re.search(r"metrics at (http://\S+)/metrics", supervisor.log()), "the address")
     return found[1]
 
@@ -40,7 +40,7 @@ def scrape(url: str) -> dict[str, float]:
 
 
 def rescues(url: str) -> dict[str, float]:
-    """How often each cause was counted, of those that were."""
+    """How often each cause was counted, without those at zero."""
     found = re.compile(r"tenure_rescues_total\{cause=(\w+)}")
     return {said[1]: number for key, number in scrape(url).items() if number and (said := found.fullmatch(key))}
 
@@ -168,7 +168,7 @@ def test_the_jobs_of_a_lost_host_are_rescues_by_its_lease(site: Site) -> None:
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
     url = base(site, site.supervisor(metrics_listen=ANYWHERE, lease="4m"))  # no beat of its supervisor ends it before
-    job = shop.block_the_loop.enqueue()  # its worker hears of nothing before it has ended
+    job = shop.block_the_loop.enqueue()  # its worker learns of nothing before the job has ended
     site.seen(job, "begin")
 
     site.store.settle(site.worker(job).identity.id, {}, Released("taken away"))

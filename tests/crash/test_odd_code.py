@@ -15,7 +15,7 @@ from .altered import altered
 from .harness import Site, alive, send
 
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
-#: A supervisor that is told to stop in the moment in which a worker has been started, and nobody knows of it.
+#: A supervisor that is told to stop at the moment when it has started a worker, and has not yet recorded it.
 INTERRUPTED = """
 import signal
 from tenure.supervisor.process import WorkerProcess
@@ -99,7 +99,7 @@ def test_a_reason_that_is_no_text_ends_the_attempt_all_the_same(site: Site) -> N
 
 @pytest.mark.needs("transactions")
 def test_code_that_goes_on_after_its_finish_has_not_lost_its_lease(site: Site) -> None:
-    views = run(site, "tidies_up", "tidies_up_on_the_loop", "neighbour", lease="7s")  # a beat falls into their rest
+    views = run(site, "tidies_up", "tidies_up_on_the_loop", "neighbour", lease="7s")  # a beat comes while they run on
     assert attempts(views) == [("completed", 1, 0)] * 3
     site.until(lambda: not site.store.workers()[0].processing, "their code to end")
     assert "lost its lease" not in site.logs()

@@ -16,7 +16,7 @@ from .conftest import Tell
 from .harness import HERE, Line, Site, boot
 
 HOLD = 1.0
-LONGER = 3.0  #: where nobody may lose it because the machine is slow
+LONGER = 3.0  #: where a slow machine must not lose the key
 
 #: Calls once for the key, and records the result, which names the process that acted.
 SCRIPT = f"""

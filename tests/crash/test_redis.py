@@ -41,7 +41,7 @@ from .test_lost_replies_redis import all_jobs, assert_counted
 
 LEASE = 6.0
 WINDOW = 2.0  #: what `appendfsync everysec` may lose
-LONGER = 9.0  #: what is lost takes no worker's lease with it, however slow this machine is
+LONGER = 9.0  #: so long that the loss costs no worker its lease, however slow this machine is
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_worker_that_starts_beside_a_hundred_long_jobs_takes_none_of_them(site
 
 
 def others(site: Site, owner: str) -> list[float]:
-    """For how long each has been there beyond the first lease, in which a new process declares no worker dead."""
+    """For how long each has been there after its first lease, in which a new process declares no worker dead."""
     return [
         (each.renewed_at - each.started_at).total_seconds() - LEASE
         for each in site.store.workers()
@@ -134,7 +134,7 @@ def scanned(seconds: float) -> float:
 
 
 class ServerStorm(Storm):
-    """…in which the server dies as well, as often as the others, while a client goes on enqueueing."""
+    """…in which the server dies too, as often as the others, while a client goes on enqueueing."""
 
     def __init__(self, site: Site, server: Valkey, jobs: int, kills: int, seed: int) -> None:
         super().__init__(site, jobs, kills, seed)
@@ -147,7 +147,7 @@ class ServerStorm(Storm):
         with enqueueing({}, handles):
             for _ in range(self._kills):
                 time.sleep(self._draw.uniform(0.2, 0.8))
-                # One that can't reach its server at its own start ends with 75, as it should.
+                # A supervisor that can't reach the server when it starts ends with 75, as it should.
                 site.until(lambda: self._all_up(supervisors), "every supervisor to have begun")
                 self._server.kill()
                 self._server.start()
@@ -181,7 +181,7 @@ def test_a_server_that_syncs_always_loses_nothing_and_accepts_nothing_twice(
 
 @dataclass
 class Loss:
-    """What a restart from an older copy has undone. Whatever is `wrong` lies outside of what the copy can lack."""
+    """What a restart from an older copy has undone. Whatever that does not explain is `wrong`."""
 
     since: float  #: all that was answered before is in the copy
     killed: float  #: nothing was answered later, until…
@@ -224,7 +224,7 @@ class Loss:
             self.begun_again.append(line.job)
             if (
                 before.at < self.since and line.pid != before.pid
-            ):  # else it still has its lease: only the outcome is lost
+            ):  # otherwise it still has its lease: only the outcome is lost
                 self.wrong.append(
                     f"{line.job} was claimed before the loss, and its attempt {line.attempt} issued again"
                 )
@@ -258,7 +258,7 @@ def beside(lines: Sequence[Line]) -> list[str]:
 
 @contextmanager
 def losing(server: Valkey, copy: Path) -> Generator[Loss]:
-    """What the server is told in here it forgets at the end: it restarts from a copy that was made at the beginning."""
+    """At the end the server forgets what it was told in here: it restarts from a copy made at the beginning."""
     aof = server.folder / "appendonlydir"
     loss = Loss(boot(), 0.0, 0.0)
     with server.client() as client:
@@ -280,7 +280,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
     site: Site, server: Valkey, tmp_path: Path, tell: Tell, round_: int
 ) -> None:
     first = site.supervisor(lease=f"{LONGER:g}s", concurrency=20, env={"TENURE_QUEUES": "default,held"})
-    site.store.pause("held", paused=True)  # nobody has what is in it before the copy is made
+    site.store.pause("held", paused=True)  # no worker has claimed its jobs before the copy is made
     answered: dict[str, float] = {}
     fresh: list[JobHandle[int]] = []
     with enqueueing(answered, fresh):
@@ -290,7 +290,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
         site.until(lambda: len(site.lines(event="end")) > 30, "some jobs to have ended")
         held: dict[str, Any] = {"queue": "held", "delay": "500ms"}
         soon = [shop.wait.using(**held).enqueue() for _ in range(3)]
-        slow = shop.effect_in_thread.using(**held).enqueue(3.5)  # nobody can stop it before it ends
+        slow = shop.effect_in_thread.using(**held).enqueue(3.5)  # it can't be stopped before it ends
         brief = [shop.effect.using(**held).enqueue(0.02) for _ in range(10)]
         elsewhere = shop.wait.using(queue="second").enqueue()
         kept = all_jobs(site.store)
@@ -310,7 +310,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
         site.until(lambda: all(len(site.lines(job, "begin")) == 2 for job in lost), "what was lost to begin again")
     site.go()
     site.until(lambda: not any(sum(queue.counts.values()) for queue in site.store.queues()), "all to end")
-    # It was lost that its first run began: that one's outcome fits the second run's lease, and may be there before it.
+    # The claim of its first run was lost: that run's outcome fits the second run's lease, and may be stored first.
     site.until(lambda: len(site.lines(slow, "end")) == 2, "the end of what nobody can stop")
     loss.judge(site, answered, kept, last)
 
@@ -360,14 +360,14 @@ def test_scripts_that_are_flushed_again_and_again_are_sent_again(site: Site, ser
 
 @contextmanager
 def full(server: Valkey, store: Store) -> Generator[list[str]]:
-    """A little above what it uses, and that little is used up. What could be stored, by its ids."""
+    """Limit it to a little above what it uses, and use that up. Yields the ids of the jobs that could be stored."""
     used = server.execute("INFO", "memory")["used_memory"]
     server.execute("CONFIG SET", "maxmemory", used + (1 << 20))
     stored: list[str] = []
     with pytest.raises(StoreAway, match=r"out of memory .*: nothing of this was stored. Raise its maxmemory"):
         while True:
             stored += [each.id for each in store.enqueue([draft(queue="ballast", payload=f'"{"x" * 10_000}"')])]
-    server.execute("CONFIG SET", "maxmemory", used)  # it varies, and here shall be no moment in which it is not full
+    server.execute("CONFIG SET", "maxmemory", used)  # its use varies, and it must be full at every moment
     yield stored
     server.execute("CONFIG SET", "maxmemory", 0)
 

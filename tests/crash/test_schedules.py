@@ -58,7 +58,7 @@ def names() -> list[str]:
 
 
 def judge(site: Site) -> int:
-    """Each tick of each schedule is there, once, and became exactly one job. How many."""
+    """Each tick of each schedule is there, once, and became exactly one job. Returns how many."""
     jobs = Counter[str]()
     for name in names():
         ticks = sorted(site.store.ticks(name, limit=100_000), key=lambda each: each.tick)
@@ -90,7 +90,7 @@ def storm(site: Site, clocks: Clocks, clock_of: Callable[[int], str], step: Call
     def enough() -> bool:
         nonlocal killed, next_kill, next_ticks
         ticks = len(fired(site))
-        # Not before they have fired again: where a start takes longer than the kills leave it, nobody ever would.
+        # Not before they have fired again: if a start took longer than the time between kills, none ever would.
         if boot() >= next_kill and ticks >= next_ticks:
             place = next(places)
             running[place].kill()

@@ -15,7 +15,7 @@ from .harness import Site
 
 pytestmark = pytest.mark.needs("server")
 
-#: The supervisor of the command that follows, but one that waits for longer than any server takes to start.
+#: The supervisor of the command that follows, but it waits longer than any server takes to start.
 PATIENT = """
 import runpy, sys
 from tenure.supervisor import settler

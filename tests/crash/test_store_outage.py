@@ -1,4 +1,4 @@
-"""The server is away: a moment touches nothing, two leases stop every handler, and nobody is charged for either."""
+"""The server is away: a moment touches nothing, two leases stop every handler, and no job is charged for either."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("server")
 
 LEASE = 30.0 if FULL else 6.0
 LONGER = 30.0 if FULL else 6.0  #: where several things have to happen within a lease
-LONG = 30.0 if FULL else 20.0  #: a third, a quarter and two seconds of retries end before its second third does
+LONG = 30.0 if FULL else 20.0  #: a third, a quarter and two seconds of retries are over before two thirds of it are
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def stopped(server: Server, line: Proxy) -> Generator[None]:
 
 @contextmanager
 def frozen(server: Server, line: Proxy) -> Generator[None]:
-    """It keeps its connections, and its port, and does nothing."""
+    """The server keeps its connections, and its port, and does nothing."""
     pids = [server.process.pid, *children(server.process.pid)]
     for pid in pids:
         send(pid, signal.SIGSTOP)
@@ -128,7 +128,7 @@ def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
     (brief,) = begun(site, shop.effect.enqueue(1.0))
     workers = supervisor.workers()
 
-    # A little before the next renewal is due: the outage meets it, and most of the lease is left for what is slow here.
+    # A little before the next renewal is due: the outage hits it, and most of the lease is left for a slow machine.
     renewed_again(site)
     site.until(lambda: sent_ago(site) > LONG / 3 - 2.0, "the one after that to be due soon", LONG)
     at = boot()
@@ -144,7 +144,7 @@ def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
     assert supervisor.workers() == workers
 
 
-@outages(unheard)  # stopped for as long as that: the test after it
+@outages(unheard)  # a server that is stopped for as long: the next test
 def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     site: Site, server: Server, line: Proxy, tell: Tell, outage: Outage
 ) -> None:
@@ -153,7 +153,7 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     deaf = begun(site, *(shop.deaf.enqueue() for _ in range(2)))
     workers = [pid for each in hosts for pid in each.workers()]
 
-    renewed_again(site)  # what counts then is not when they came, but when that was sent
+    renewed_again(site)  # from now on the leases count from when this was sent
     with outage(server, line):
         at = boot()  # no lease was renewed later than this
         # Four fifths of it, and half a lease for a slow machine; counted from the answer it would be later.

@@ -19,11 +19,11 @@ from .harness import FULL, Site, alive, boot, send
 pytestmark = [pytest.mark.everywhere, pytest.mark.thorough, pytest.mark.timeout(1200)]
 
 MANY = 500 if FULL else 100
-TIMES = 25.0  #: as slow as the undisturbed run, at most; two at a time they were 250 times as slow
+TIMES = 25.0  #: how much longer than undisturbed they may take; two at a time, they took 250 times as long
 
 
 def all_begin(site: Site, jobs: Sequence[JobHandle[Any]]) -> int:
-    """The process that runs all of them."""
+    """Wait until all have begun: the process that runs them."""
     names = {str(job.id) for job in jobs}
     site.until(lambda: names <= {line.job for line in site.lines(event="begin")}, "all jobs to begin", 120.0)
     return site.lines(jobs[0], "begin")[0].pid

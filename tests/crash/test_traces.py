@@ -79,7 +79,7 @@ def named(spans: list[Seen]) -> dict[str, Seen]:
 
 
 def parents(spans: list[Seen]) -> dict[str, str]:
-    """The parent of each by name. FastAPI has spans of its own inside that of a request: these are passed over."""
+    """The parent of each by name. FastAPI has spans of its own inside that of a request: these are skipped."""
     known, names = {span.id: span for span in spans}, {span.id: name for name, span in named(spans).items()}
     found: dict[str, str] = {}
     for each, name in names.items():
@@ -119,13 +119,13 @@ def test_request_crash_rescue_and_child_are_one_trace(site: Site) -> None:
 
 
 def test_the_last_attempt_of_a_dead_job_is_in_its_trace_too(site: Site) -> None:
-    """No worker runs it again: one that lives has it told by its supervisor."""
+    """No worker runs it again: a living one is told of it by its supervisor."""
     with Collector() as collector:
         supervisor = site.supervisor(app="traced", env=exporting(collector.url, "worker"))
         job = shop.doomed.enqueue()
         for attempt in (1, 2):  # the second time alone, and so it is to blame
             send(site.seen(job, "begin", attempt=attempt).pid, signal.SIGKILL)
-            # the worker that was told of the first one may be the next to be killed
+            # the worker that was told of the first attempt may be the next to be killed
             spans = collector.until(*["attempt doomed"] * attempt)
         site.ended(job)
         supervisor.stop()

@@ -1,4 +1,4 @@
-"""Two hosts, one server: one host falls silent, the other runs its jobs, and when it is back nothing of it lands."""
+"""Two hosts, one server: one host falls silent, the other runs its jobs, and when it is back no write of it lands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.needs("server")
 LEASE = 30.0 if FULL else 3.0
 PROMISED = LEASE + LEASE / 6 * 1.2 + 4.0  #: its lease ends, a scan comes by, and the job starts: 40 s by default
 TICK = 0.05  #: between two lines of a marking job
-WAKING = 1.0  #: so long may old code run when a paused machine wakes (docs/delivery.md)
+WAKING = 1.0  #: how long old code may run when a paused machine wakes (docs/delivery.md)
 ROUNDS = 3 if FULL else 1
 
 
@@ -40,7 +40,7 @@ def line(place: Place) -> Iterator[Proxy]:
 
 @contextmanager
 def frozen(far: Supervised, line: Proxy) -> Iterator[float]:
-    """The whole host is paused. What it may run on for when it wakes is said."""
+    """The whole host is paused. Yields how long it may run on when it wakes."""
     pids = [far.pid, *far.workers()]
     for pid in pids:
         send(pid, signal.SIGSTOP)
@@ -51,7 +51,7 @@ def frozen(far: Supervised, line: Proxy) -> Iterator[float]:
 
 @contextmanager
 def unheard(far: Supervised, line: Proxy) -> Iterator[float]:
-    """Its packets go nowhere, and none comes."""
+    """Its packets go nowhere, and none reaches it."""
     line.blackhole()
     yield 0.0
     line.heal()
@@ -99,7 +99,7 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
             assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 1)
             assert site.outcomes(job) == ["crashed"]
             beside = [line.at - back for line in site.lines(job, attempt=1) if line.at > begin]
-            # In lines: a host that wakes on a busy machine takes longer for the same code.
+            # Counted in lines: a host that wakes on a busy machine takes longer for the same code.
             assert sum(at > 0 for at in beside) <= may_run_on / TICK
             late += beside
         assert site.job(brief).result == "2", "what its first attempt returned was refused"
@@ -123,7 +123,7 @@ def a_worker_dies(site: Site, far: Supervised, other: int, line: Proxy) -> None:
 
 
 def a_worker_starts(site: Site, far: Supervised, other: int, line: Proxy) -> None:
-    """It has been started before the line goes dark, and reports only then."""
+    """It was started before the line went dark, and reports only afterwards."""
     before = living(site, "far")
     send(other, signal.SIGKILL)
     site.until(lambda: living(site, "far") < before, "its death to be settled")
@@ -137,7 +137,7 @@ Meanwhile = Callable[[Site, Supervised, int, Proxy], None]
 def test_code_that_holds_the_gil_is_killed_in_time_whatever_else_its_supervisor_waits_for(
     site: Site, line: Proxy, meanwhile: Meanwhile
 ) -> None:
-    """It can't fence itself, and its supervisor waits for a store that does not answer, because of another worker."""
+    """The worker can't fence itself, and its supervisor, because of another worker, waits for a store that is away."""
     wire = {"TENURE_HOST_ID": "far", "TENURE_URL": by_way_of(site.place.url, line.port)}
     far = site.supervisor(lease=f"{LEASE:g}s", workers=2, env=wire)
     job = shop.hold_the_gil.enqueue()
@@ -158,7 +158,7 @@ def test_code_that_holds_the_gil_is_killed_in_time_whatever_else_its_supervisor_
 
 
 def watched_for_a_lease(site: Site, host: str) -> bool:
-    """Has it been renewing for so long that it may judge others?"""
+    """Has this host been renewing for long enough to judge others?"""
     theirs = [each for each in site.store.workers() if each.identity.host == host]
     return any((each.renewed_at - each.started_at).total_seconds() > LEASE for each in theirs)
 

@@ -1,4 +1,4 @@
-"""An app that only has schedules, to see each tick become one job. Its handler writes down which tick it was given."""
+"""An app that has only schedules, to see each tick become one job. Its handler writes down which tick it was given."""
 
 from __future__ import annotations
 

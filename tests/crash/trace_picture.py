@@ -34,7 +34,7 @@ STYLE = """
 
 
 def in_order(spans: Sequence[Seen]) -> list[tuple[int, Seen]]:
-    """Each after its parent, with its depth; siblings by their begin."""
+    """Each after its parent, with its depth; siblings in order of their begin."""
     found: list[tuple[int, Seen]] = []
 
     def below(parent: str, depth: int) -> None:
@@ -72,7 +72,7 @@ def table(rows: Sequence[tuple[int, Seen]]) -> str:
 
 
 def picture(rows: Sequence[tuple[int, Seen]]) -> str:
-    """The rows as bars over time. A mark stands where a rescue ended an attempt."""
+    """The rows as bars over time. A mark shows where a rescue ended an attempt."""
     begin, end = min(span.begin for _, span in rows), max(span.end for _, span in rows)
     height = TOP + ROW * len(rows) + 24
 

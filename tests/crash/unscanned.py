@@ -1,4 +1,4 @@
-"""`python unscanned.py COMMAND`: the supervisor of this command, but one that takes back no job by looking for it."""
+"""`python unscanned.py COMMAND`: the supervisor of this command, but it never scans for jobs to take back."""
 
 from __future__ import annotations
 

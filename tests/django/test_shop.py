@@ -22,7 +22,7 @@ SHOP = Path(__file__).resolve().parents[2] / "examples/django_shop"
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """A copy: the example writes its database beside itself."""
+    """A copy: the example writes its database into its own folder."""
     return shutil.copytree(SHOP, tmp_path / "shop", ignore=shutil.ignore_patterns("db.*", "__pycache__"))
 
 

@@ -1,4 +1,4 @@
-"""Guards, as texts that can be taken out: `python -m tests.guards` removes one at a time and wants a test to go red.
+"""Guards, as texts that can be taken out: `python -m tests.guards` removes one at a time and expects a test to go red.
 
 A suite that stays green without a guard proves nothing about it. Each store has a table, with the same names for the
 same promises (`promises.py`), and what runs jobs has one (`runtime.py`). `tests/unit/test_guards_table.py` keeps the
@@ -32,7 +32,7 @@ class Table(NamedTuple):
     guards: tuple[Guard, ...]
     absent: Mapping[str, str] = {}  #: promises that no text of it keeps, and why
     tests: str = ""  #: the folder of all its tests, below tests/; tried when those of a guard stay green
-    chosen: str = ""  #: pytest's -k: whose turn it is
+    chosen: str = ""  #: pytest's -k: which of them are the store's
 
 
 def mistakes(guard: Guard, root: Path = ROOT) -> str:

@@ -37,7 +37,7 @@ TABLES = {
     "redis": redis.TABLE,
     "runtime": runtime.TABLE,
 }
-#: The text that is left can't be run at all: any test would notice that, and none has seen the guard.
+#: The text that is left can't run at all: any test would notice that, without seeing the guard.
 NONSENSE = re.compile(
     r"(Syntax|Indentation|Name|Import)Error|syntax error|Error compiling script|no query solution|no such column"
     r"|UndefinedColumn|UndefinedFunction|IndeterminateDatatype|ambiguous"

@@ -59,7 +59,7 @@ class Rows:
         return any(world.edges[n] in WAITS for n, _ in self.before(number))
 
     def live_child(self, world: World, number: int) -> bool:
-        """It waits for this job, or goes on with its result."""
+        """Is there a live job that waits for this one, or goes on with its result?"""
         there = (link for n, link in self.behind(number) if world.edges[n] is not Edge.ABSENT)
         return any(live(world.jobs[link.child]) for link in there)
 
@@ -69,11 +69,11 @@ class Rows:
         return [parent for parent in mine if live(world.jobs[parent])]
 
     def lives_on(self, world: World, number: int) -> bool:
-        """What it gathers goes on, though nobody but its gatherer wants it."""
+        """Does a job that it gathers go on, though only its gatherer wants it?"""
         return any(unasked(world.jobs[each]) for each in self.gathers(world, number))
 
     def ready(self, world: World, number: int) -> bool:
-        """It waits, and nothing is left for which it does."""
+        """It waits, and nothing that it waits for is left."""
         waits = (link for n, link in self.before(number) if world.edges[n] in WAITS)
         return world.jobs[number].state is State.WAITING and all(
             fate(link, world.jobs[link.parent]) != "hold" for link in waits
@@ -132,7 +132,7 @@ class Admission(Rows):
     """The two transactions of `admit`."""
 
     def take(self, world: World, h: int, number: int) -> Iterator[Next]:
-        """The ask is locked, and the row of its job, unless somebody else has it."""
+        """The ask is locked, and the row of its job, unless another transaction has it."""
         guards, job, name = self.guards, world.jobs[number], self.scene.names[number]
         answered = world._replace(asks=world.asks & ~(1 << number))
         if locked(world, number):

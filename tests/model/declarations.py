@@ -5,9 +5,9 @@ and which it holds up and lets through when it is over, each by itself and a whi
 for them, and renewals whose sender has given up and asks again. The promise: an outage costs no living worker its
 jobs, and a host that is lost is declared dead all the same.
 
-Time passes in sixths of a lease, the same for all. Left to `protocol.py`: what a declaration does to jobs, and
-processes that stop; there, a lease runs out without a number. That a redelivered permit may declare under these very
-conditions makes no difference here: it is one more scan. The witness of ADR 15 is a second line: these rules keep the
+Time passes in sixths of a lease, the same for all. Left to `protocol.py`, where time is not a number: what a
+declaration does to jobs, and processes that stop. That a redelivered permit may declare under these very conditions
+makes no difference here: it is one more scan. The witness of ADR 15 is a second line of defence: these rules keep the
 promise without it, and so it is not played.
 """
 
@@ -35,7 +35,7 @@ class Guards:
     judges_its_last_renewal: bool = True  #: a host whose last renewal is too old declares none dead
     quiet_after_a_gap: bool = True  #: … nor for one lease after a gap in its own renewals
     gap_lasts_until_the_answer: bool = True  #: a renewal may be sent in time, and be held up
-    away_after_half_a_lease: bool = True  #: at two thirds, nothing is left for others to be renewed in
+    away_after_half_a_lease: bool = True  #: at two thirds, no time is left for others to be renewed
 
 
 class Net(StrEnum):
@@ -74,11 +74,11 @@ class World(NamedTuple):
     other: Host = Host()
     mine: Host = Host()  #: the host that scans
     renewed: int = 0  #: since the last renewal of mine that landed was sent, as my supervisor knows it
-    quiet: int = 0  #: for so long it declares nobody
+    quiet: int = 0  #: for how long it declares no worker dead
     asking: Asking = Asking.NOT
     until: int = OVER  #: when the declaration is void
-    judged: bool = False  #: I was not away, when I asked
-    dead: bool = False  #: the other host's worker is
+    judged: bool = False  #: I was not away when I asked
+    dead: bool = False  #: the other host's worker is declared dead
 
 
 Next = Step[World]
@@ -94,7 +94,7 @@ class Declarations:
         self._away_after = LEASE // 2 if guards.away_after_half_a_lease else LEASE * 2 // 3
 
     def normal(self, world: World) -> World:
-        """When the other's renewal was sent does not matter to anyone."""
+        """When the other host's renewal was sent makes no difference."""
         held = world.other.held
         if held and held.age:
             return world._replace(other=world.other._replace(held=held._replace(age=0)))
@@ -139,7 +139,7 @@ class Declarations:
             yield Step("the other host is lost", mishap._replace(other=lost))
 
     def _time(self, world: World) -> Iterator[Next]:
-        """Nothing that is at its time waits, but for what an outage holds up."""
+        """Time passes only when nothing is due, except what an outage holds up."""
         flowing, hosts = world.net is Net.UP, (world.other, world.mine)
         if any(host.due == 0 and not host.held and not host.gone for host in hosts):
             return

@@ -40,7 +40,7 @@ class _Play:
         return Turn(more=choice == "full")
 
     def run(self, turns: int) -> str:
-        """The duty that was due for more than so many turns without one; empty: there is none."""
+        """The duty that was due for more than this many turns and had none; empty: there is none."""
         while len(self.story) < turns:
             late = {lag.duty for lag in self._roster.lags() if lag.seconds > 0.0 and not lag.error}
             for name in DUTIES:

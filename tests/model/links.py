@@ -38,8 +38,8 @@ class Guards:
     W2_an_end_sees_the_link_under_the_lock: bool = _in("two parents")  #: not as it stood when it was claimed
     W2_parents_are_armed_in_order: bool = _in("two and two")  #: of their ids: two looks would wait for each other
     W2_states_are_read_after_arming: bool = _in("two parents")  #: in the next statement: an end may come in between
-    W2_ended_parents_are_armed_too: bool = _in("an operator")  #: they may be replayed in this moment
-    W2_looked_at_after_the_commit: bool = _in("two parents")  #: is an edge open? asks a later transaction
+    W2_ended_parents_are_armed_too: bool = _in("an operator")  #: they may be replayed at this moment
+    W2_looked_at_after_the_commit: bool = _in("two parents")  #: a later transaction asks whether an edge is open
     W3_what_is_locked_keeps_its_ask: bool = _in("an operator")  #: it is skipped, not forgotten
     W3_told_under_the_row_lock: bool = _in("an operator")  #: an end that is told can't be replayed meanwhile
     W5_nothing_is_admitted_beside_an_older_worker: bool = _in("an older worker")
@@ -57,8 +57,8 @@ class Guards:
     W7_a_replay_opens_edges_again: bool = _in("an operator")
     W7_a_replay_locks_its_parents: bool = _in(
         "an operator"
-    )  #: and links them: nobody replays or removes them meanwhile
-    W7_a_replay_asks_for_what_it_leaves: bool = _in("a gatherer")  #: what it gathers no more may be kept for it alone
+    )  #: and links them: they are not replayed or removed meanwhile
+    W7_a_replay_asks_for_what_it_leaves: bool = _in("a gatherer")  #: what it no longer gathers may be kept for it alone
     W7_what_an_ended_job_gathers_is_cancelled: bool = _in("a gatherer")
     W7_no_replay_before_what_it_gathers_has_ended: bool = _in("a gatherer")  #: a new run gathers others
     W7_gathering_locks_the_gatherer: bool = _in("a gatherer")  #: it is there when its children are stored

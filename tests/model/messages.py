@@ -1,14 +1,15 @@
 """Permits, searched: a queue of messages beside the store, either of which may be away, or both.
 
 One job, two workers with a slot each, and the messages that let them claim (`tenure/permits.py`,
-`notifiers/nats/permits.py`). A message names a job; which one it buys, the store says. So the one message that is left
-for our job may name another, which was claimed under ours. Messages are lost, doubled, late, dealt out again though
+`notifiers/nats/permits.py`). A message names a job; the store says which one it buys. So the one message that is left
+for our job may name another one, which was claimed under ours. Messages are lost, doubled, late, dealt out again though
 their holder lives; the queue forgets all of them; workers, hosts and connections fail. It is searched in two ways:
 
 - *With polls and scans*, messages lost at any rate: the job ends, whatever becomes of its messages, and a redelivery
   never takes it from a living worker, nor charges it for an outage.
-- *By messages alone*: nobody polls, nobody scans, no message is lost for good. The queue is a second path on which the
-  dead are found and their jobs run again: after one mishap, or after two if the job runs under its own message.
+- *By messages alone*: no worker polls, no supervisor scans, no message is lost for good. The queue is a second path
+  on which the dead are found and their jobs run again: after one mishap, or after two if the job runs under its own
+  message.
 
 Left to `protocol.py`: everything between a claim's request and its reply, late outcomes, attempts and fences, cancels;
 here a verb is one step, and a worker runs what it was granted. Left to `declarations.py`: the wait after an outage.
@@ -50,7 +51,7 @@ class Guards:
 
 class Place(StrEnum):
     QUEUE = "queue"
-    OUT = "out"  #: dealt out, and nobody will acknowledge it: it comes again
+    OUT = "out"  #: dealt out, and no worker will acknowledge it: it comes again
     HAND = "hand"
     LOOKED = "looked"  #: in hand, and the store was asked about its job
     BOUND = "bound"  #: the job runs under it
@@ -281,7 +282,7 @@ class Messages:
                 back = _put(back, w, back.workers[w]._replace(supervisor=Supervisor.BACK))
         yield Step("the store is back", back)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Next]:
         own_only = self.alone and self.mishaps > 1
@@ -350,7 +351,7 @@ def _put(world: World, w: int, worker: Worker) -> World:
 
 
 def _with(world: World, message: Message) -> World:
-    """Of more than fit the oldest stays: each of them lets somebody look, and no more."""
+    """A message for which there is no room is dropped: all that a message does is let a worker look."""
     return world._replace(messages=(*world.messages, message)) if len(world.messages) < MOST_MESSAGES else world
 
 
@@ -368,7 +369,7 @@ def _moved(world: World, number: int, place: Place, holder: int = -1, *, again: 
 
 
 def _settled(world: World, w: int) -> World:
-    """What its job ran under can be acknowledged."""
+    """The message that its job ran under can be acknowledged."""
     messages = (m._replace(place=Place.DONE) if m.holder == w and m.place is Place.BOUND else m for m in world.messages)
     return world._replace(messages=tuple(messages))
 

@@ -1,4 +1,4 @@
-"""Every protocol that is searched, with its bounds. Which stories it covers, and which another one, its file says."""
+"""Every protocol that is searched, with its bounds. Its file says which stories it covers and which another does."""
 
 from __future__ import annotations
 

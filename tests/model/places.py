@@ -8,9 +8,9 @@ busy for good; a limit is lowered and raised; processes die. `withdraw` takes ba
 The promises: no more of a key are queued or processing than its limit allows; no job waits for a key that has room when
 no ask is left; a queue that does not use its places holds up no other one; and all comes to rest.
 
-How the world is made small: a verb other than `admit` is one step with its commit, as it counts nothing. Whom a key
-serves is decided by the code itself (`serve` of `stores/places.py`). A place that has not begun for long is one of a
-queue whose workers are busy. Left out: the rate, which is in `rates.py`; pauses of a key, which end as a token comes;
+How the world is made small: a verb other than `admit` is one step with its commit, as it counts nothing. Which job a
+key serves is decided by the code itself (`serve` of `stores/places.py`). A place that has not begun for long is one of
+a queue whose workers are busy. Left out: the rate, which is in `rates.py`; pauses of a key, which end as a token comes;
 W5, which is in `waiting.py`. Where a store has one writer at a time, `admit` is one step, and so its orders are some of
 those searched here.
 """
@@ -208,7 +208,7 @@ class _Giving(_Rows):
                 yield Step(story, self._taken(_put_hand(world, free, counted), key))
 
     def _may_lock(self, world: World) -> bool:
-        """Nobody else is giving or taking back places."""
+        """No other transaction is giving or taking back places."""
         busy = any(hand.stage == "counted" for hand in world.hands)
         return not (busy and self.guards.L1_one_at_a_time_gives_places)
 
@@ -382,7 +382,7 @@ class Places(_Giving):
         yield from self.giving(world)
         yield from self.withdraw(world)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Next]:
         for number, queue in enumerate(world.queues):

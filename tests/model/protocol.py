@@ -7,8 +7,8 @@ one is needed.
 
 How the world is made small, without losing a story:
 
-- Time is no number. A lease can run out only while nobody renews it, and (this is a guard) only after the deadline of
-  its worker, at four fifths of the lease. What can happen before can happen in any order.
+- Time is not a number. A lease can run out only while it is not renewed, and (this is a guard) only after the deadline
+  of its worker, at four fifths of the lease. What can happen before that can happen in any order.
 - A request is a step of its own, and so is its reply where the difference matters. A request whose sender is gone, or
   has given up and asks again, is the `stray`: it may still be carried out at any later time. There is at most one.
 - When a worker's process is gone and its row is dead, its replacement takes its seat; what is left of the old one
@@ -64,8 +64,8 @@ class Protocol:
     """Checked in every world: no single fault makes two workers run the job at once (`together`).
 
     Checked at every step: it is a row of `MOVES`; only the owner's writes are accepted, one outcome an attempt, and
-    its sender is told so; attempts rise by one; no lease is run twice; an asked cancel is kept; the dead stay dead; a
-    job pays for no more crashes than faults.
+    its sender is told so; attempts rise by one; no lease is run twice; a requested cancel is kept; the dead stay
+    dead; a job pays for no more crashes than faults.
     """
 
     name = "ownership"
@@ -250,7 +250,7 @@ class Protocol:
         )
 
     def _progress(self, world: World, w: int) -> Iterator[Next]:
-        """Only that of a former owner: another one would change nothing here."""
+        """Only a former owner's: any other progress would change nothing here."""
         worker, job = world.workers[w], world.job
         if not worker.runs or worker.process is not Process.UP or (owns(job, w) and job.attempt == worker.holds):
             return
@@ -303,7 +303,7 @@ class Protocol:
             return
         seen = job.attempt if owns(job, w) else 0
         cancel = bool(seen) and job.cancel_asked
-        # A read that says nothing new is left out, unless its answer can be overtaken by that to an outcome.
+        # A read that says nothing new is left out, unless the answer to an outcome can overtake its answer.
         if seen != worker.holds or (seen and not worker.runs) or (cancel and not worker.ending):
             look = Look(seen, seen == worker.holds, cancel)
             story = f"{NAMES[w]} asks what it owns, and the store reads {_owned_text(look)}"
@@ -355,7 +355,7 @@ class Protocol:
         yield Step(f"{name} is renewed", put(world, w, worker._replace(row=Row.FRESH)), broken)
 
     def _unattended(self, world: World, w: int) -> Iterator[Next]:
-        """Nobody renews this worker: its deadline kills it, and its lease runs out."""
+        """This worker is not renewed: its deadline kills it, and its lease runs out."""
         worker, name = world.workers[w], NAMES[w]
         if worker.process is Process.UP:
             yield from self._kill(world, w, Process.KILLED, f"{name} is not renewed, and is killed at its deadline")
@@ -450,7 +450,7 @@ class Protocol:
                 back = put(back, w, worker._replace(supervisor=Supervisor.BACK))
         yield Step("the store is back", back)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def _wake(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
@@ -496,7 +496,7 @@ class Protocol:
         yield Step(f"{name} is sent SIGSTOP", put(fault, w, worker._replace(process=Process.STOPPED)))
         if worker.supervisor is not Supervisor.AWAY:
             yield Step(f"{name}'s supervisor is stopped, or cut off from the store", put(fault, w, away))
-        if world.workers[1 - w].process is not Process.PAUSED:  # else nobody is left to go on
+        if world.workers[1 - w].process is not Process.PAUSED:  # otherwise no worker is left to go on
             paused = put(self._fault(world, excused=True), w, away._replace(process=Process.PAUSED))
             yield Step(f"{name}'s whole machine is paused", paused)
         for after, sent in self._in_flight(fault, w):
@@ -517,7 +517,7 @@ class Protocol:
             yield world._replace(stray=Stray(w, worker.holds, worker.ending)), ", its outcome still under way"
 
     def _network_fails(self, world: World, w: int) -> Iterator[Next]:
-        """A reply that is lost is a request that is cut off and carried out: it is told apart for claims only."""
+        """A lost reply is a request that is cut off and carried out: only for claims is it a step of its own."""
         worker, name = world.workers[w], NAMES[w]
         fault = self._fault(world)
         unclaimed = put(fault, w, worker._replace(claim=Claim.NONE, granted=0))

@@ -5,7 +5,7 @@ then it admits as many as there are tokens for. Workers claim when they like, or
 back before they have begun, and a process that admits dies. The promises: no more jobs begin in any period than the
 rate says; and none waits for a token that is there, when no ask is left and no time is kept at which to look again.
 
-How the world is made small: the clock ticks a few times, for less long than a transaction of `admit` may stop; the
+How the world is made small: the clock ticks a few times, for less time than a transaction of `admit` may stop; the
 arithmetic is that of the code (`core/limits.py`). Who has the lock, and whose turn it is, is in `places.py`. A clock
 that is set is left to the conformance suite.
 """
@@ -34,7 +34,7 @@ class Guards:
     L2_what_has_not_begun_keeps_its_token: bool = True
     L2_the_burst_is_a_part_of_the_rate: bool = True  #: the bucket is refilled more slowly for it
     L2_begins_and_places_are_read_at_once: bool = True  #: in one statement, with no claim in between
-    L2_a_begin_that_came_after_the_time_was_read_counts_from_then: bool = True  #: a full one gains nothing before
+    L2_a_begin_that_came_after_the_time_was_read_counts_from_then: bool = True  #: a full bucket gains nothing before
     L2_the_next_token_is_waited_for: bool = True  #: `admit` keeps the time at which to look again
     L2_a_place_that_goes_back_asks: bool = True
 
@@ -105,7 +105,7 @@ class Rates:
         return after_begins(world.bucket, self.rate, (at * TICK for at in counted), now * TICK)
 
     def _kept(self, unbegun: int) -> int:
-        """The tokens that are there, and are not to be given."""
+        """The tokens that are there, but must not be given."""
         keeps = self.guards.L2_what_has_not_begun_keeps_its_token and self.guards.L2_a_begin_takes_the_token
         return unbegun if keeps else 0
 
@@ -147,7 +147,7 @@ class Rates:
         after = after._replace(hand="", time=0, saw=0, counted=())
         return Step(f"… {number} are queued", after)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Step[World]]:
         if world.mishaps == self.mishaps:

@@ -2,15 +2,15 @@
 
 What becomes of a tick is decided by the code itself (`Plan` of `schedules/plan.py`); here is what reads and writes, in
 which order, and what may happen in between: a supervisor that crashes between its reading and its write, a write that
-is carried out late, a job that waits for its retry or outlasts the next tick, hours in which nobody fires, a deploy
+is carried out late, a job that waits for its retry or outlasts the next tick, hours in which none fires, a deploy
 that changes the rule, and an older release that starts again. The promises: each tick ends in one row, a job or a
 reason; it is decided once; its job is there when its row is; runs do not overlap where they may not; and the schedule
-stands as the newest release declares it.
+is as the newest release declares it.
 
-How the world is made small: the clock strikes hours, and so do the ticks. A reply that is lost after the commit is a
-reading more, as every process reads before each write. Of a job only this counts: is it over? Its owner
-meanwhile is left to `protocol.py`, how its worker learns of it to `messages.py`. Daylight saving, jitter and expiry
-are arithmetic, tested in `tests/unit`; pauses and what operators do are written by the same guarded step.
+How the world is made small: the clock moves by hours, and so do the ticks. A reply that is lost after the commit is one
+more reading, as every process reads before each write. All that counts of a job is whether it is over: its owner until
+then is left to `protocol.py`, how its worker learns of it to `messages.py`. Daylight saving, jitter and expiry are
+arithmetic, tested in `tests/unit`; pauses and what operators do are written by the same guarded step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    change_compares_rev: bool = True  #: a write lands only if nobody has written since it was read
+    change_compares_rev: bool = True  #: a write lands only if no other has landed since its read
     job_and_cursor_in_one_step: bool = True  #: a tick's job, its row, and the move to the next tick: all or nothing
     overlap_sees_every_unfinished_run: bool = True  #: also one that waits for its retry
     due_tells_of_ended_runs: bool = True  #: a run that has ended is seen also when no tick is due
@@ -79,7 +79,7 @@ class Write(NamedTuple):
     entries: tuple[Entry, ...]
     jobs: tuple[int, ...]
     cancels: tuple[int, ...]
-    fresh: bool = True  #: nobody has written since it was read
+    fresh: bool = True  #: no write has landed since it was read
     declares_at: int | None = None  #: by the store's clock, when it was read
 
 
@@ -119,9 +119,7 @@ class Schedules:
         self.name = f"schedules, overlap={overlap}, catch_up={catch_up}"
 
     def normal(self, world: World) -> World:
-        """Neither supervisor is the first; of a closed tick only this counts: it is; of a write that will be refused
-        that it is not yet.
-        """
+        """What does not matter: which supervisor is which, how a tick was closed, what a doomed write says."""
         a, b = map(self._refused, world.hands)
         opened = tuple(entry for entry in world.entries if entry.status == "open")
         closed = tuple(entry for entry in world.entries if entry.status != "open")
@@ -217,7 +215,7 @@ class Schedules:
                     yield Step(f"{name} crashes, its write still under way, and starts anew", stray)
             if not hand.write and not hand.late_jobs and not hand.declares:
                 yield Step(f"{name} brings workers of the new release", self._brought(mishap, number, "new"))
-                if world.newest == "old":  # else it hears that a newer one stands
+                if world.newest == "old":  # otherwise it hears that a newer one is in force
                     yield Step(f"{name} starts workers of the old release again", self._brought(mishap, number, "old"))
         for number, (tick, state) in enumerate(world.jobs):
             if state is State.QUEUED:

@@ -1,7 +1,7 @@
 """Flows that are stored in parts, searched: a script in Redis stores a bounded number of jobs, and a seal comes last.
 
 One flow of two parts, with one job each that waits for nothing else; its writer, a request of it that is carried out
-late, and a sweep, in bounded scripts as well, that removes what nobody sealed. The promises: a job of the flow begins
+late, and a sweep, also in bounded scripts, that removes what nobody sealed. The promises: a job of the flow begins
 only if all of them are stored, and a flow that is not sealed goes away.
 
 How the world is made small: a script is one step. That an ask which is left is answered, by whom and in which order,
@@ -146,7 +146,7 @@ class Seals:
                 else:
                     yield Step(f"admit looks at {story}: there is no seal, or it does not wait", after)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Next]:
         if world.mishaps == self.mishaps or self._sent(world):

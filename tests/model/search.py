@@ -34,7 +34,7 @@ class Machine(Protocol[W]):
         ...
 
     def chances(self, world: W) -> Iterable[Step[W]]:
-        """What nobody may count on."""
+        """What may happen, but can't be relied on."""
         ...
 
     def normal(self, world: W) -> W:
@@ -46,7 +46,7 @@ class Machine(Protocol[W]):
         ...
 
     def lost(self, world: W) -> str:
-        """What is to be said of a world from which that end can't be reached."""
+        """What to report of a world from which that end can't be reached."""
         ...
 
     def broken(self, world: W) -> str:
@@ -162,7 +162,7 @@ class _Search(Generic[W]):
         return frozenset(map(self._machine.sight, self._worlds))
 
     def _report(self, end: int) -> Report:
-        """Walk the path once more: what is normal may have changed names on the way."""
+        """Walk the path once more: `normal` may have changed names on the way."""
         machine, path = self._machine, list[W]()
         while end:
             path.append(self._worlds[end])

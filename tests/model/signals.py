@@ -2,7 +2,7 @@
 
 The handler of the job records its first deadline, asks for the time, reads its signals, and is suspended if there is
 none. Once it goes on, it records why before it acts. Attempts crash at any point, and the next one starts from the top;
-`admit` answers asks in two hands, as in `waiting.py`, and finds what has timed out by itself. The signal is sent
+`admit` answers asks in two hands, as in `waiting.py`, and finds by itself what has timed out. The signal is sent
 once, early, in time or late, to this job or to all that wait for a key.
 
 The promises: a signal is not lost, nor is the job left to wait although it has arrived or the time is over; one that
@@ -32,8 +32,8 @@ MISHAPS = 2
 class Guards:
     W1_a_signal_asks: bool = True
     W1_a_suspended_job_asks: bool = True
-    W1_a_shared_ask_becomes_asks_of_jobs: bool = True  #: not looks, of which one would be skipped where a row is locked
-    W6_what_has_timed_out_is_found: bool = True  #: no ask tells of it, but an index of its own
+    W1_a_shared_ask_becomes_asks_of_jobs: bool = True  #: not looks: one would be skipped where a row is locked
+    W6_what_has_timed_out_is_found: bool = True  #: by an index of its own, not by an ask
     how_it_ended_is_recorded: bool = True  #: before the handler acts on it
     the_first_deadline_is_recorded: bool = True  #: a later attempt waits for what is left of the time
     time_before_signals: bool = True  #: the handler asks whether the time is over, then reads its signals
@@ -161,7 +161,7 @@ class Signals:
         return Step(story, world._replace(code=Code.ASKED, saw="signal" if world.signal else ""))
 
     def _decides(self, world: World) -> Next:
-        """With the other half of what it has to know."""
+        """It reads the other half of what it has to know."""
         signal = bool(world.signal) if self.guards.time_before_signals else world.saw == "signal"
         over = world.saw == "time-out" if self.guards.time_before_signals else world.late
         if not signal and not over:
@@ -215,7 +215,7 @@ class Signals:
             return Step(f"{story}, and skips the job, which is locked", world)
         return Step(f"{story}, and looks at the job", _put(world, free, Hand("looks")))
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Next]:
         if not world.signal and world.state is not State.COMPLETED:

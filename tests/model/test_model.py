@@ -10,7 +10,7 @@ from .search import Model
 RULES = [pytest.param(model, rule, id=f"{model.name}-{rule}") for model in MODELS for rule in model.rules]
 
 
-@pytest.mark.timeout(600)  # seconds of computing, of which a busy machine gives few
+@pytest.mark.timeout(600)  # it is all computing, which a busy machine does slowly
 @pytest.mark.parametrize(
     "model",
     [

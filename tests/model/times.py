@@ -4,8 +4,8 @@ One job waits for another one, is to start no earlier than a given time, has a l
 clock advances tick by tick, and anything may happen between two ticks: the job before it ends, the place is taken and
 freed by others, the limit is paused for good, the place goes back because the job has not begun, the attempt crashes.
 
-The promises: the job begins neither before its time nor after it has expired; it expires no earlier than so long after
-it could have started, however long the job before it took; an attempt that has begun once expires no more; what has
+The promises: the job begins neither before its time nor after it has expired; it expires no earlier than a given time
+after it could have started, however long the job before it took; once it has begun, it expires no more; what has
 expired takes no place, and is ended even if no place is ever free; and the job keeps its turn: how long it has been due
 decides its order among the jobs of its key, and its admission its order in the queue.
 
@@ -25,7 +25,7 @@ from .links import moved
 from .search import Step
 
 MISHAPS = 3
-WANTED, EXPIRES, LATEST = 1, 1, 2  #: it starts no earlier; it may start so long after that; the job before it ends
+WANTED, EXPIRES, LATEST = 1, 1, 2  #: when it may start; for how long after that; when the job before it has ended
 LAST = LATEST + EXPIRES + 2  #: the clock stops there: nothing is left that it could change
 
 
@@ -36,7 +36,7 @@ class Guards:
     W6_expires_runs_on_during_a_limit: bool = True  #: a place moves it no further
     W6_what_has_expired_is_not_begun: bool = True
     W6_what_has_expired_is_given_no_place: bool = True
-    W6_what_has_expired_is_found: bool = True  #: no ask tells of it, but an index of its own
+    W6_what_has_expired_is_found: bool = True  #: by an index of its own, not by an ask
     W6_what_has_begun_expires_no_more: bool = True
     W6_a_job_keeps_its_turn: bool = True  #: `due_at` is not the time of its last admission
     W6_a_place_sets_the_order_in_the_queue: bool = True  #: `run_at` is: a long backlog of one key is not always first
@@ -171,7 +171,7 @@ class Times:
         ended = world._replace(state=moved(verb, world.state, State.CANCELLED), expired=True)
         return Step(f"{story}: it is cancelled", ended, broken)
 
-    # ── what nobody may count on ──
+    # ── what can't be relied on ──
 
     def chances(self, world: World) -> Iterator[Next]:
         if world.mishaps == self.mishaps:

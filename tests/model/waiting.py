@@ -7,18 +7,18 @@ cancels and skips; old jobs are pruned; a handler gathers jobs, or joins one, an
 worker of an older version comes along; processes die with an ask half answered. `SCENES` says what may happen where.
 
 The promises: no job waits whose condition holds when no ask is left; none begins before its parents have ended as its
-edges ask, and what it needs of them is there until it has ended; what a job gathers ends with it, unless that has
+edges require, and what it needs of them is there until it has ended; what a job gathers ends with it, unless that has
 completed; nothing is kept for a job that is over; nothing is admitted beside an older worker; and all comes to rest.
 
 How the world is made small: what a transaction does under the locks that it holds, and reads of nothing else, is one
 step with its commit; what it reads without a lock is a step of its own. A statement that finds a row locked waits for
-it, or skips it (`admit` and `prune`). An owner is left to `protocol.py`: here a job that runs ends at any time, by
-whom the table allows; settle is as finish. Two asks for one job are as good as one. A result that was removed before
-the transaction that wants it has committed is not needed yet. An older worker that starts while a transaction admits
-is as one that starts right after it.
+it, or skips it (`admit` and `prune`). An owner is left to `protocol.py`: here a job that runs ends at any time, by any
+verb that the table allows; settle is like finish. Two asks for one job are as good as one. A result that was removed
+before the transaction that wants it has committed is not needed yet. An older worker that starts while a transaction
+admits is like one that starts right after it.
 
 Left out: signals and time-outs, which are in `signals.py`; limits, which are in `places.py` and `rates.py`; when an
-admitted job is due, and when it expires, which is in `times.py`. Nobody breaks a deadlock: one would never come to
+admitted job is due, and when it expires, which is in `times.py`. Deadlocks are not broken: one would never come to
 rest. Where a store has one writer at a time (memory, SQLite, a script in Redis), a verb is one step, and so its orders
 are some of those searched here. Flows that Redis stores in parts (W8) are in `seals.py`.
 """
@@ -80,7 +80,7 @@ def scenes(guards: Guards) -> Iterator[Scene]:
 
 
 class _Operator(Admission):
-    """What people and old age do to jobs, in two steps: what is read, and the commit."""
+    """What operators and pruning do to jobs, in two steps: the read, and the commit."""
 
     def operator(self, world: World) -> Iterator[Next]:
         """Each costs a mishap."""
@@ -154,7 +154,7 @@ class _Operator(Admission):
         yield Step(f"… {name} is {state} again", after)
 
     def _opened(self, world: World, number: int) -> World:
-        """The edges whose parents have not ended as they ask. What it gathered otherwise, it gathers anew."""
+        """Open the edges whose parents have not ended as required. Gathered jobs among these are gathered anew."""
         if not self.guards.W7_a_replay_opens_edges_again:
             return world
         for n, link in self.before(number):
@@ -277,7 +277,7 @@ class _Owners(_Operator):
             yield Step("… and its outcome is stored", completed)
 
     def _gather(self, world: World, n: int, link: Link, who: str) -> Iterator[Next]:
-        """With the edge to its gatherer, and with an ask for that, which may have ended meanwhile."""
+        """A job is stored with the edge to its gatherer, and with an ask for that, which may have ended meanwhile."""
         story = f"{who} gathers {self.scene.names[link.parent]}"
         if live(world.jobs[link.parent]) or locked(world, link.parent):
             return  # an earlier run gathered it: its name is taken until it has ended
@@ -389,7 +389,7 @@ class Waiting(_Owners):
         return ""
 
     def _forgotten(self, world: World) -> str:
-        """Nobody is at work, and no ask is left."""
+        """What was forgotten, now that no transaction is under way and no ask is left."""
         for number, job in enumerate(world.jobs):
             name = self.scene.names[number]
             if self.ready(world, number):

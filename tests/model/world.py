@@ -56,7 +56,7 @@ class Guards:
     group_killed_before_settle: bool = True  #: … and all that a crashed worker had started
     self_fence_before_expiry: bool = True  #: code that is not renewed is killed before its lease runs out
     stopped_worker_is_killed: bool = True  #: a worker under SIGSTOP is killed, not renewed for ever
-    cancel_turns_retry_into_cancelled: bool = True  #: a job that shall be cancelled is not run again
+    cancel_turns_retry_into_cancelled: bool = True  #: a job that is to be cancelled is not run again
 
 
 # ── The world ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,7 +114,7 @@ class Worker(NamedTuple):
     claim: Claim = Claim.NONE
     granted: int = 0  #: the attempt in the reply to its claim
     look: Look | tuple[()] = ()
-    holds: int = 0  #: the attempt it believes to own; 0: none
+    holds: int = 0  #: the attempt that it believes it owns; 0: none
     runs: bool = False  #: the code of that attempt runs
     ending: str = ""  #: while it runs: what it was asked to stop for; afterwards: the outcome to be stored
     begun: int = 0  #: bit n: it has started its attempt n (kept as long as it might do so again)
@@ -135,7 +135,7 @@ class World(NamedTuple):
     workers: tuple[Worker, Worker] = (Worker(), Worker())
     stray: Stray | tuple[()] = ()
     scan: bool = False  #: a rescue has read that the job's owner is dead, and is about to write
-    outage: bool = False  #: nobody can reach the store
+    outage: bool = False  #: no process can reach the store
     faults: int = 0
     guilty: int = 0  #: those of them that may cost a job a crash: all but those of the store
     turns: int = 0
@@ -187,7 +187,7 @@ def stands(job: Job) -> str:
 
 
 def at_rest(world: World) -> bool:
-    """The end every story must be able to reach: the job has ended, and nobody runs its code."""
+    """The end every story must be able to reach: the job has ended, and no worker runs its code."""
     return world.job.state in ENDED and not any(map(active, world.workers))
 
 
@@ -240,7 +240,7 @@ _MIRROR = (1, 0, FORMER, -1)
 
 
 def normal(world: World) -> World:
-    """One for all worlds that differ only in what nobody can ask for any more, or in which worker is called A."""
+    """One for all worlds that differ only in what can't be asked for any more, or in which worker is called A."""
     world = _forget(world)
     a, b = world.workers
     if a < b:

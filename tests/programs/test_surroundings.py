@@ -78,7 +78,7 @@ def test_a_client_a_worker_and_a_guard_in_odd_surroundings(by_default: Programs,
     commands = (
         f"{sys.executable} -c '{ENQUEUE}'",
         f"{TENURE} worker app.py --until-empty",
-        # from cron's folder a relative file would be another one, so a guard wants to be told the whole path
+        # from cron's folder a relative path would be another file, so a guard requires the whole path
         f"{TENURE} guard nightly --every 1d --url sqlite:///{by_default.folder}/tenure.db -- touch guarded",
     )
     for command in commands:

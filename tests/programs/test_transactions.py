@@ -169,9 +169,9 @@ else:
 
 
 def test_a_great_many_jobs_sent_in_several_calls_let_other_writers_have_their_turn(programs: Programs) -> None:
-    """The recipe of docs/stores.md: whoever else writes waits for some of the calls at the most, not for all.
+    """The recipe of docs/stores.md: other writers wait for some of the calls at most, not for all.
 
-    Calls are counted, and not seconds: a slow disk makes each of them longer, and the wait with it.
+    Calls are counted, not seconds: a slow disk makes each of them longer, and the wait with it.
     """
     calls, passed = map(int, programs.run(WRITES_BESIDE).out.split())
 

@@ -1,4 +1,4 @@
-"""Wrong uses. Each ignored line must stay an error for mypy and for basedpyright, which both refuse an idle ignore."""
+"""Wrong uses. Each ignored line must stay an error for mypy and for basedpyright, which refuse an unused ignore."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 

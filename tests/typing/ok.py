@@ -1,4 +1,4 @@
-"""Right uses of the API, and what each one is: checked by mypy and basedpyright, never run."""
+"""Correct uses of the API, and the type of each: checked by mypy and basedpyright, never run."""
 
 from __future__ import annotations
 

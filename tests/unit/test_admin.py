@@ -18,7 +18,7 @@ from tenure.ports import Filter, Progress, Ring, Store
 
 
 class Bell(PollNotifier):
-    """Remembers who was rung."""
+    """Remembers its rings."""
 
     def __init__(self) -> None:
         super().__init__()

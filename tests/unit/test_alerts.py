@@ -1,4 +1,4 @@
-"""What is alerted on: each problem is told once when it comes, and once when it is over, whoever looks."""
+"""What is alerted on: each problem is reported once when it comes and once when it is over, whichever process looks."""
 
 from __future__ import annotations
 
@@ -446,7 +446,7 @@ def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> Non
 
 
 class OldIncident(msgspec.Struct):
-    """What the release before decodes."""
+    """What the release before this one decodes."""
 
     id: str
     key: str
@@ -658,7 +658,7 @@ def test_it_looks_one_interval_after_its_start_and_after_the_store_was_away(tmp_
 
 
 def test_every_look_of_a_machine_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Redis a search that is not may walk all jobs, and every supervisor looks twice a minute."""
+    """On Redis an unbounded search may walk all jobs, and every supervisor looks twice a minute."""
     unbounded: list[Filter] = []
     search = scene.store.search
 

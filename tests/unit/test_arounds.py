@@ -20,7 +20,7 @@ KINDS = pytest.mark.parametrize("kind", ["plain", "async, with a plain around", 
 
 
 class Shop:
-    """An app whose @jobs.around swallows everything, and keeps what that was."""
+    """An app whose @jobs.around swallows everything, and records it."""
 
     def __init__(self, path: Path, kind: str) -> None:
         self.jobs = Tenure(f"sqlite:///{path}/tenure.db", notifier="poll", retry=Retry(2, base="0s"))

@@ -1,4 +1,4 @@
-"""Whether a backlog shrinks or grows is measured between two looks, and said with care."""
+"""Whether a backlog shrinks or grows is measured between two looks, and reported with care."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def view(queued: int, processing: int = 0, *, name: str = "mail", paused: bool =
 
 
 def paces(*looks: tuple[float, int]) -> list[Growth | None]:
-    """What each look at the queue says: seconds since the begin, and how many jobs were queued then."""
+    """What each look at the queue says. A look: seconds since BEGIN, and how many jobs were queued then."""
     backlogs = Backlogs()
     return [backlogs.look([view(queued)], BEGIN + timedelta(seconds=at)).get("mail") for at, queued in looks]
 

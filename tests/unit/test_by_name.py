@@ -209,4 +209,4 @@ def test_a_test_names_the_tasks_that_run_elsewhere(
         with pytest.raises(UnknownTask, match="did you mean 'charge'"):
             sender.enqueue("chrge", {"order": 7})
 
-        assert queue.drain() == 1  # it leaves what runs elsewhere
+        assert queue.drain() == 1  # it leaves jobs that run elsewhere

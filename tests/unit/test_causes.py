@@ -1,4 +1,4 @@
-"""What is wrong right now: causes before their symptoms, and what hangs without a word."""
+"""What is wrong right now: causes before their symptoms, and what hangs silently."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shown(scene: Scene) -> list[tuple[str, str]]:
 
 
 def held_queue(scene: Scene) -> None:
-    """A paused queue, a late schedule in it, and a job that has waited for long."""
+    """A paused queue, a late schedule in it, and a job that has waited for a long time."""
     paused_and_late(scene.world, scene.store, scene.timetable)
 
 
@@ -133,7 +133,7 @@ def test_causes_are_told_from_symptoms_whatever_their_order() -> None:
 
 
 def begun(scene: Scene, worker: str, jobs: int = 1, **options: object) -> list[str]:
-    """So many jobs, claimed by it."""
+    """This many jobs, claimed by the worker."""
     queue = str(options.get("queue", "default"))
     for _ in range(jobs):
         put(scene.store, **options)

@@ -252,7 +252,7 @@ def test_ctrl_c_ends_without_a_traceback(folder: Path) -> None:
 
 
 class Terminal:
-    """A terminal for a process to be at, and what is seen on it."""
+    """A terminal for a process, and what is seen on it."""
 
     def __init__(self) -> None:
         self._ours, self.theirs = pty.openpty()
@@ -272,7 +272,7 @@ class Terminal:
             while read := os.read(self._ours, 65536):
                 seen += read
         except OSError:
-            pass  # Linux tells so that nobody is left at the other end
+            pass  # how Linux reports that the other end was closed
         os.close(self._ours)
         return seen.decode()
 
@@ -917,7 +917,7 @@ def test_a_backup_is_a_whole_store_and_overwrites_only_when_told(run: Run, store
 
 @pytest.fixture
 def busy(store: Store) -> Store:
-    """A store where much goes on, and one worker stalls."""
+    """A busy store, in which one worker stalls."""
     worker = alive(store, slots=40)
     for number in range(30):
         put(store, task=f"task_with_quite_a_long_name_{number}")

@@ -52,7 +52,7 @@ def settled(store: Store) -> None:
 
 
 def ends(store: Store, fates: dict[str, Outcome]) -> None:
-    """A worker runs what is queued; by task, how these jobs end."""
+    """A worker runs what is queued; `fates`: how these jobs end, by task."""
     worker = start(store, boot_id=system_clock().boot_id, lease=3600.0)
     for each in claim(store, worker, 100):
         finish(store, Lease(each.id, each.attempt, worker), fates.get(each.task, Completed("1")))

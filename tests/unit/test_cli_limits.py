@@ -35,7 +35,7 @@ def store(folder: Path) -> Iterable[Store]:
 
 @pytest.fixture
 def busy(store: Store) -> tuple[list[str], list[str]]:
-    """Two places of a key, held by two jobs, three wait; one begins a minute of another limit. Holders and parked."""
+    """A key with two places: the two jobs that hold them, and three parked ones. A second limit: one begin a minute."""
     worker = start(store, boot_id=system_clock().boot_id, lease=3600.0)
     declare(store, SHOP.limit, 2)
     declare(store, ALL.limit, rate=Rate(1, 60.0, 1))

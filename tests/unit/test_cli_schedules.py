@@ -68,13 +68,13 @@ def rows(out: str) -> list[list[str]]:
 
 
 def made(timetable: Timetable, name: str = "report", **options: Any) -> Schedule:
-    """An operator's schedule that runs daily, at 06:00 in UTC, if nothing else is said."""
+    """An operator's schedule, which runs daily at 06:00 UTC by default."""
     given: dict[str, Any] = {"rule": "0 6 * * *", "job": _draft(), **options}
     return timetable.put(Schedule(name=name, **given)).schedule
 
 
 def far_hour() -> int:
-    """One in UTC that does not come while a test runs, whatever the time is."""
+    """An hour in UTC that does not come while a test runs, whatever the time is."""
     return (datetime.now(UTC).hour + 12) % 24
 
 
@@ -83,7 +83,7 @@ def _draft(**options: Any) -> Draft:
 
 
 def put(store: Store, schedule: Schedule, *ticks: Tick, **stands: Any) -> None:
-    """Set where a schedule stands, and what became of its ticks."""
+    """Set the state of a schedule, and what became of its ticks."""
     newest = store.schedules([schedule.name])[0].schedule
     assert store.change([Change(schedule=newest.but(**stands), ticks=ticks)]) == [True]
 
@@ -96,14 +96,14 @@ def tick(at: datetime, status: Status, **options: Any) -> Tick:
 
 
 def begin(store: Store, *, task: str = "work") -> Lease:
-    """A worker takes the waiting job."""
+    """A worker claims the queued job."""
     worker = start(store, boot_id=system_clock().boot_id, lease=3600.0, tasks=(task,))
     (claimed,) = claim(store, worker)
     return Lease(claimed.id, claimed.attempt, worker)
 
 
 def ran(store: Store, timetable: Timetable, outcome: Outcome, name: str = "report") -> str:
-    """One run of it, by an operator's word, that has ended so."""
+    """A run that an operator triggered, and that ended with this outcome."""
     job_id = timetable.trigger(name, force=True)
     finish(store, begin(store), outcome)
     return job_id

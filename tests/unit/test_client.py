@@ -648,7 +648,7 @@ def test_many_who_await_the_results_of_different_jobs_share_their_looks(rig: Rig
         waiters = [asyncio.ensure_future(rig.handle(each).aresult("60s")) for each in new]
         while len(looks) < 3:
             await asyncio.sleep(0.01)
-        rig.store.end(new[0].id, Completed("7"))  # which claims them all
+        rig.store.end(new[0].id, Completed("7"))  # `end` claims them all
         rig.store.finish([(Lease(each.id, 1, WORKER), Completed("7")) for each in new[1:]])
         return await asyncio.gather(*waiters)
 

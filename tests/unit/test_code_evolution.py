@@ -115,7 +115,7 @@ def without_zeros(lines: dict[str, int]) -> dict[str, int]:
 
 
 def rich_history(repo: Repo) -> None:
-    """Authors, languages, a rename, a merge, a binary file, odd names, an empty commit, a last line without an end."""
+    """Authors, languages, a rename, a merge, a binary file, odd names, an empty commit, a last line with no newline."""
     repo.commit("first", a__py="1\n2\n3\n", readme__md="# hi")
     repo.commit("a style", author=GRACE, b__css="x\n" * 5, logo__png=b"\x89PNG\0\1\2")
     repo.git("mv", "a.py", "a\twith tab.ts")

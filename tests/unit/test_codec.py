@@ -124,7 +124,7 @@ def test_an_app_refuses_a_codec_that_is_none(codec: Any, why: str) -> None:
 
 # ── The seam ──
 
-#: The verbs that no text of an app's code passes: names, times, states, counts, what the engine or an operator says.
+#: The verbs that carry no text of an app's code: names, times, states, counts, what the engine or an operator says.
 PASSED_ON = frozenset(
     (
         *("capabilities", "url", "migrate", "open", "close", "upkeep", "transaction", "now", "counts", "ended"),
@@ -203,7 +203,7 @@ def test_a_worker_without_the_key_leaves_the_job_to_others(tmp_path: Path, caplo
         status, attempts = handle.status(), right.client().store.attempts(str(handle.id))
         assert (status.failures, status.error) == (0, None)
         assert [each.outcome for each in attempts] == ["snoozed"] * 2
-        for each in without.client().store.attempts(str(handle.id)):  # told, also to those who have no key
+        for each in without.client().store.attempts(str(handle.id)):  # readable without the key, too
             assert each.error.startswith(f"{NO_KEY} for its payload: it needs the key {AesSiv(NEW).key}, which")
         assert "jobs of echo wait for a worker with the key for its payload: it needs the key" in caplog.text
         client = without.client()

@@ -1,4 +1,4 @@
-"""When a guarded command is not started: its run was asked to stop before that."""
+"""A guarded command is not started if its run was asked to stop before that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WISHES = Wishes(timeout=None, grace=0.0, force=False, quiet=True, skip_exit=0, u
 
 
 class Command:
-    """It fails as soon as it is started."""
+    """A command that fails as soon as it is started."""
 
     def __init__(self) -> None:
         self.started, self.at_terminal, self.code = False, False, 3

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> None:
-    """What is said once a process may have been said by a test before."""
+    """What is logged once per process may have been logged in an earlier test."""
     _warn_once.cache_clear()
 
 

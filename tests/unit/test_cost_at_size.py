@@ -1,4 +1,4 @@
-"""What the verbs that run all the time cost when a store is full: by what they return, not by what is there.
+"""What the verbs that run all the time cost in a full store depends on what they return, not on what is there.
 
 Costs are counted, not timed: rows and index probes in PostgreSQL, by the plans that the store's own sessions ran; steps
 of the virtual machine in SQLite; commands within scripts in Redis.
@@ -108,7 +108,7 @@ def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Full]:
     def cost(call: Callable[[], object]) -> float:
         steps.clear()
         call()
-        return sum(steps) / 20  # of the virtual machine, for about a row
+        return sum(steps) / 20  # about 20 steps of the virtual machine a row
 
     yield Full(store, cost, start(store, boot_id=system_clock().boot_id))
     store.close()
@@ -174,7 +174,7 @@ CALLS: Mapping[str, Callable[[Full], object]] = {
 
 
 def fill(store: Store, number: int) -> None:
-    """As many jobs that are queued, due, and cancelled."""
+    """Store this many queued jobs, as many that fall due, and as many cancelled ones."""
     for first in range(0, number, 1_000):
         store.enqueue([draft() for _ in range(min(1_000, number - first))])
         store.enqueue([draft(delay=0.001) for _ in range(min(1_000, number - first))])
@@ -188,11 +188,11 @@ def fill(store: Store, number: int) -> None:
 def test_a_batch_costs_as_much_however_many_more_there_are(size: int, full: Full) -> None:
     def costs() -> dict[str, float]:
         found = {name: full.cost(lambda call=call: call(full)) for name, call in CALLS.items()}  # type: ignore[misc]
-        for each in full.store.owned(full.worker):  # what is owned costs each rescue a look
+        for each in full.store.owned(full.worker):  # each rescue looks at every owned job
             finish(full.store, Lease(each.claimed.id, each.claimed.attempt, full.worker), Completed())
         return found
 
-    for _ in range(8):  # a plan for empty tables is made, and kept
+    for _ in range(8):  # until a plan for empty tables is made and kept
         empty = costs()
     assert max(empty.values()) < MANY
     fill(full.store, 2 * BATCH)

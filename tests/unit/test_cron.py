@@ -153,7 +153,7 @@ def test_the_workday_nearest_to_a_day_stays_in_its_month() -> None:
         "2026-01-30",
         "2026-03-31",
         "2026-05-29",
-    ]  # only where there is one
+    ]  # only in months that have a 31st
 
 
 def test_a_day_may_be_counted_from_the_end_of_the_month() -> None:
@@ -491,7 +491,7 @@ def lines_run(work: Callable[[], object]) -> int:
         lines += 1
         return trace
 
-    gc.disable()  # what it would call is none of ours
+    gc.disable()  # what a collection would run is not counted
     sys.settrace(trace)
     try:
         work()
@@ -513,7 +513,7 @@ def test_counting_the_seconds_of_a_cron_expression_stops_at_the_most() -> None:
     entry = Cron("* * * * * *", NEW_YORK)
 
     assert entry.count(utc(2016), utc(2026), 50) == 50
-    assert entry.upto(utc(2026)) == utc(2026)  # from here on both years of the zone are known: cold they cost thousands
+    assert entry.upto(utc(2026)) == utc(2026)  # from here on both years of the zone are cached: they cost thousands
     assert lines_run(lambda: entry.count(utc(2016), utc(2026), 50)) < 5000
     assert lines_run(lambda: entry.upto(utc(2026))) < 200
 

@@ -1,4 +1,4 @@
-"""Expressions of other libraries' own tests: those that run here as there, and each that does not, with the reason.
+"""Expressions from other libraries' own tests: those that run here as there, and each that does not, with the reason.
 
 Of croniter 7.0.0, cronsim 2.8, robfig/cron v3 and APScheduler 4 (its crontab expressions). What these libraries refuse
 themselves is left out.
@@ -45,7 +45,7 @@ ROBFIG = """
 2012-06-14T23:59:59 | 0 * * 1,15 * Sun           | 2012-06-15T00:00:00
 """
 
-#: What is accepted in both places and runs at other times: the first ticks here after 2026-01-01, and why.
+#: Accepted in both places, but run at other times: the first tick here after 2026-01-01, and why.
 OTHERWISE = {
     "* * * 12-12 *": ("2026-12-01T00:00", "croniter reads a range from a value to itself as all values"),
     "5-5 * * * *": ("2026-01-01T00:05", "croniter reads a range from a value to itself as all values"),

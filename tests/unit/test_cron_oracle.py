@@ -117,7 +117,7 @@ def _changes(zone: ZoneInfo, start: int, end: int) -> list[int]:
 
 
 def _window(zone: ZoneInfo, changes: list[int], start: int, end: int) -> Window:
-    """Scan minute by minute, from two days before, as a cron daemon that was already running."""
+    """Scan minute by minute, from two days before, like a cron daemon that was already running."""
     walls: list[int] = []
     once: list[tuple[int, int]] = []
     gaps: list[tuple[int, int, int]] = []
@@ -155,7 +155,7 @@ def windows(name: str) -> list[Window]:
     return [_window(zone, changes, *span) for span in spans]
 
 
-# ── expressions, read by the manual page ──
+# ── expressions, read as the manual page says ──
 
 MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
 DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
@@ -259,7 +259,7 @@ class Oracle:
         return sorted(found)
 
 
-# ── expressions at random, with a liking for the hours at which clocks change ──
+# ── random expressions, weighted towards the hours at which clocks change ──
 
 
 def expression(rng: random.Random) -> str:

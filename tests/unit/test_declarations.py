@@ -141,7 +141,7 @@ def test_the_same_line_imported_again_takes_its_own_place(jobs: Tenure) -> None:
 
 
 def test_a_declaration_says_the_same_in_every_process(tmp_path: Path) -> None:
-    """Without TENURE_RELEASE its content stands for the release."""
+    """Without TENURE_RELEASE, the content of the declarations serves as the release."""
     (tmp_path / "shop.py").write_text(SHOP)
     told = f"{ENCODED}; print(encode_schedules(load_app('shop').schedules).decode())"
 
@@ -312,7 +312,7 @@ class Site:
         return jobs
 
     def rules(self) -> dict[str, str]:
-        """Those that are fired, by name."""
+        """The rules of the schedules that are fired, by name."""
         return {each.schedule.name: each.schedule.rule for each in self.store.schedules() if not each.schedule.idle}
 
 
@@ -507,7 +507,7 @@ def test_an_embedded_worker_declares_and_fires_and_the_handler_sees_its_tick(her
     with scheduled("200ms", runs) as jobs, jobs.worker():
         assert runs.twice.wait(PATIENT)
 
-    # Each runs in a thread of its own: the later tick may be told of first.
+    # Each runs in a thread of its own: the later tick may be seen first.
     first, second = sorted(runs.seen[:2], key=lambda each: each["tick"])
     assert (first["schedule"], first["tenant"], first["what"]) == ("heart", "a", "beat")
     ticks = [datetime.fromisoformat(each["tick"]) for each in (first, second)]

@@ -1,4 +1,4 @@
-"""With a codec no text of an app's code stands in the store or in the engine's log; with the key all of it is read."""
+"""With a codec, no text of an app's code is readable in the store or the engine's log; with the key, all of it is."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def app(place: Place, codec: Codec | None) -> Tenure:
 
 
 def story(jobs: Tenure) -> dict[str, str]:
-    """Run all of them to their ends. Their ids."""
+    """Run a job of each task; their ids."""
     work, fails, refuses, snoozes = (jobs.tasks[name] for name in ("work", "fails", "refuses", "snoozes"))
     with jobs.worker(concurrency=4):
         handles = {task.name: task.enqueue(MARK) for task in (work, fails, refuses, snoozes)}
@@ -150,7 +150,7 @@ def test_nothing_is_readable_in_the_store_or_the_log(place: Place, caplog: pytes
 
         assert MARK.encode() not in found
         assert MARK not in logged
-        assert ids["work"].encode() in found  # it has looked at the right place
+        assert ids["work"].encode() in found  # these are the bytes of the right store
 
         work, fails = (_shown(store, ids[name]) for name in ("work", "fails"))
         assert [work[name] for name in ("payload", "result", "checkpoint")] == [

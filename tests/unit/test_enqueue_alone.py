@@ -35,7 +35,7 @@ def client(store: Store, folder: Path) -> Client:
 
 
 def threads() -> set[threading.Thread]:
-    """Those that store jobs. One of an earlier test may be about to end."""
+    """The threads that store jobs. One of an earlier test may be about to end."""
     return {each for each in threading.enumerate() if each.name.startswith("tenure-enqueue")}
 
 
@@ -85,7 +85,7 @@ def test_a_reply_that_is_cut_off_after_the_commit_makes_no_second_job(
     (answer,) = asyncio.run(ours.aenqueue([one]))
 
     assert proxy.cuts == 1
-    assert (answer.id, answer.created) == (one.id, True)  # its own
+    assert (answer.id, answer.created) == (one.id, True)  # its own job, found again
     assert behind.get(one.id) is not None
 
 

@@ -1,4 +1,4 @@
-"""Dead letters grouped by what their errors have in common, and replayed as a group, so many a minute."""
+"""Dead letters grouped by what their errors have in common, and replayed as a group, at a rate per minute."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_every_event_is_logged_as_a_sentence_with_its_fields(caplog: pytest.LogC
 
     Events().emit(DIED)
 
-    here = threading.get_ident()  # a thread of a test before may still have something to say
+    here = threading.get_ident()  # a thread of an earlier test may still emit events
     (record,) = [record for record in caplog.records if record.thread == here]
     assert (record.name, record.levelno) == ("tenure.worker", logging.ERROR)
     assert record.getMessage() == "add 1 is dead after attempt 3: ValueError: no"

@@ -1,6 +1,6 @@
-"""Whatever happens, every tick of a schedule is told of exactly once: an accountant who only reads checks the books.
+"""Whatever happens, every tick of a schedule is recorded exactly once: an accountant that only reads checks the books.
 
-He knows when the rule in force ticks, the clock, and what the store shows; nothing of how ticks are decided.
+It knows when the rule in force ticks, the clock, and what the store shows; nothing of how ticks are decided.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.thorough
 STORIES = int(os.environ.get("TENURE_TEST_STORIES", "60"))
 FIRST = int(os.environ.get("TENURE_TEST_SEED", "1"))
 MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
-ON_TIME, LOOKS = 60.0, 60.0  # a tick that late was not missed; so often a waiting schedule is looked at
+ON_TIME, LOOKS = 60.0, 60.0  # how late a tick may be and not be missed; how often a waiting schedule is looked at
 MOMENT = timedelta(milliseconds=1)
 STATUS = {State.COMPLETED: "success", State.DEAD: "failure", State.CANCELLED: "cancelled"}
 
@@ -51,7 +51,7 @@ OUTCOMES: list[Outcome] = [
     Crashed("killed"),
     Cancelled("stopped"),
 ]
-EVES = [0, 0, 57, 71, 288, 295]  # the last four: of the days on which the clocks of these zones change
+EVES = [0, 0, 57, 71, 288, 295]  # the last four: before the days on which clocks change in these zones
 SPANS = [1.0, 59.0, 61.0, 5 * MINUTE, 20 * MINUTE, HOUR, 3 * HOUR, 9 * HOUR, DAY, 3 * DAY, 20 * DAY]
 OPTIONS: dict[str, Sequence[Any]] = {
     "timing": RULES,
@@ -69,7 +69,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
 
 
 class Span(NamedTuple):
-    """From when, and until when, a rule decided."""
+    """A rule, and from when until when it was in force."""
 
     rule: cron.Rule
     after: datetime
@@ -84,7 +84,7 @@ class Books:
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.story: list[str] = []
-        self.world = World(lambda clock: MemoryStore(clock, seed=seed))  # it draws the waits: a seed is one story
+        self.world = World(lambda clock: MemoryStore(clock, seed=seed))  # it draws the waits: one seed, one story
         store = self.world.store()
         assert isinstance(store, MemoryStore)
         self.store = store
@@ -125,7 +125,7 @@ class Books:
         self.put(wanted)
 
     def catch_up_with_the_clock(self) -> None:
-        """New times begin now: with a clock behind what was decided they would begin in the past."""
+        """New times begin now: with a clock behind what was decided, they would begin in the past."""
         decided = [self.now(), *(tick.until or tick.tick for tick in self.rows())]
         pending = self.stands().pending_tick
         latest = max(decided if pending is None else [*decided, pending])
@@ -177,13 +177,13 @@ class Books:
         made = {name: getattr(s, name) for name in fields}
         self.put({**made, "timing": (s.rule, s.tz), "start": None, "end": None, "max_crashes": 1})
 
-    # ── time, and those who fire ──
+    # ── time, and supervisors that fire ──
 
     def nobody_was_there(self) -> None:
         self.world.advance(round(self.random.choice(SPANS) * self.random.uniform(1, 2), 3))
 
     def the_clock_is_set_back(self) -> None:
-        # By less than an hour in all: of more the operator is told, and `resume` takes it back.
+        # By less than an hour in all: the operator is told of more, and `resume` takes it back.
         step = self.random.choice([0.5, 30.0, 10 * MINUTE])
         if self.set_back + step > 50 * MINUTE:
             return
@@ -395,7 +395,7 @@ STEPS: list[Callable[[Books], None]] = [
 ]
 
 
-@pytest.mark.timeout(600)  # seconds of computing, of which a busy machine gives few
+@pytest.mark.timeout(600)  # seconds of computing, which a busy machine stretches
 def test_every_tick_is_accounted_for_exactly_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "tenure.schedules")
     for seed in range(FIRST, FIRST + STORIES):

@@ -287,7 +287,7 @@ def test_a_flow_with_unique_is_made_once() -> None:
 
     with jobs.testing() as queue:
         created, first, handle = make(range(3))
-        again, second, same = make(range(5))  # another release makes more steps: the flow stands as it was made
+        again, second, same = make(range(5))  # another release makes more steps: the flow stays as it was made
 
         assert (created, again, handle.id == same.id) == (True, False, True)
         assert first == second[:3]
@@ -348,7 +348,7 @@ def test_a_member_whose_unique_key_is_held_by_another_job_waits_for_that_one() -
         assert page.handle == foreign
         assert not page.handle.created
         flow.handle.cancel()
-        assert state(foreign) == "queued"  # it is of no flow
+        assert state(foreign) == "queued"  # it belongs to no flow
         queue.drain()
         assert state(text.handle) == "cancelled"
 

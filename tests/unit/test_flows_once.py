@@ -1,4 +1,4 @@
-"""`jobs.flow(unique=)` by callers who describe it at the same time, with different steps: one of them makes it."""
+"""`jobs.flow(unique=)` by callers that describe it at the same time, with different steps: one of them makes it."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_a_gather_reads_the_results_once(queue: TestQueue) -> None:
     queue.drain()
 
     assert handle.result("0s") == 6
-    assert len(read) == 2  # as it stored the jobs, and as they had ended
+    assert len(read) == 2  # when it had stored the jobs, and when they had ended
 
 
 def test_a_job_of_another_store_is_not_gathered(queue: TestQueue) -> None:
@@ -371,7 +371,7 @@ def test_a_gathered_job_whose_unique_key_is_held_is_the_one_that_holds_it(queue:
     queue.assert_waiting(handle, after=held)
     handle.cancel()
     queue.drain()
-    assert state(held) == "scheduled"  # it is not this job's
+    assert state(held) == "scheduled"  # it does not belong to this job
     again = holds.enqueue()
     queue.drain()
     queue.advance("1h")

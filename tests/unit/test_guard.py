@@ -28,12 +28,12 @@ from waiting import until
 
 OFTEN = "100ms"
 PATIENT = 30.0
-HASTE = 200  #: a second call is not refused for coming within half a period: people's time flies here
-BEAT, LEASE = 0.4, 1.0  #: after so long it renews, and hears of cancels; it would be asked to stop at two thirds
+HASTE = 200  #: how much faster the wall clock runs, lest a second call be refused for coming within half a period
+BEAT, LEASE = 0.4, 1.0  #: how often it renews and hears of cancels; at two thirds of a lease it would be asked to stop
 
 
 class Unreliable(MemoryStore):
-    """Loses what it is told to lose: a reply after the deed, or the call.
+    """Loses what it is told to lose: a reply after the work is done, or the whole call.
 
     The time of leases passes only when a test says so: none ends because this process had to wait for a processor.
     """
@@ -47,7 +47,7 @@ class Unreliable(MemoryStore):
         self.away: set[str] = set()
 
     def passes(self, seconds: float) -> None:
-        """The time of leases and of timeouts."""
+        """Let the time of leases and of timeouts pass."""
         self._passed += seconds
 
     def _lose(self, verb: str) -> None:
@@ -107,7 +107,7 @@ Opened = Callable[[], tuple[Store, Notifier, Settings]]
 
 
 def ticks(store: Store, name: str = "report") -> list[Tick]:
-    """Those that ran or were to run, oldest first."""
+    """The ticks that ran or were to run, oldest first."""
     return [tick for tick in reversed(store.ticks(name)) if tick.status not in ("missed", "skipped")]
 
 
@@ -119,7 +119,7 @@ def job_of(store: Store, tick: Tick) -> State:
 
 @contextmanager
 def elsewhere(guard: Guard) -> Generator[None]:
-    """Another run of it goes on meanwhile, in another thread."""
+    """Meanwhile another run of the guard goes on in another thread."""
     begun, go = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -42,7 +42,7 @@ class Crontabs:
         self.until(hour=0)
 
     def until(self, hour: float) -> None:
-        """Wait until the next time that clocks in UTC show this hour."""
+        """Let time pass until it is this hour in UTC again."""
         now = self.store.now()
         begin = datetime(now.year, now.month, now.day, tzinfo=UTC) + timedelta(hours=hour)
         self.world.advance(((begin - now) % timedelta(days=1)).total_seconds())
@@ -172,7 +172,7 @@ def test_a_clock_that_steps_back_and_forth_runs_no_tick_twice_and_stops_nothing(
     for _ in range(3):
         crontabs.call(**rule)
         crontabs.world.advance(DAY)
-    crontabs.world.advance(-DAY)  # just after the third one
+    crontabs.world.advance(-DAY)  # just after the third call
 
     for step in (-DAY, DAY, -2 * DAY, DAY, DAY, -DAY, DAY):
         crontabs.world.step_wall_clock(step)

@@ -1,4 +1,4 @@
-"""The tables of guards (tests/guards) are true: `python -m tests.guards` could take out each one today."""
+"""The tables of guards (tests/guards) are true: `python -m tests.guards` could remove each one today."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The bounds that CONTRIBUTING.md names: a class or a file that passes one has a second purpose.
+"""The bounds that CONTRIBUTING.md names: a class or a file that exceeds one has a second purpose.
 
-So has a file of a circle: neither can be read without the other.
+So do files that import each other in a circle: neither can be read without the other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _module(path: Path) -> str:
 
 
 def _imports(path: Path, known: set[str]) -> Iterator[str]:
-    """What a file imports at its top, for type checkers or not. A function that imports is called later."""
+    """What a file imports at its top, for type checkers or not. An import inside a function runs later."""
     waiting: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while waiting:
         match waiting.pop():

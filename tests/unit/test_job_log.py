@@ -60,7 +60,7 @@ class Sink:
 
 @contextmanager
 def within(running: Running) -> Iterator[None]:
-    """As the code of this attempt."""
+    """Run as the code of this attempt."""
     token = current.set(running)
     yield
     current.reset(token)
@@ -180,7 +180,7 @@ class Broken:
 def test_odd_messages_are_kept_as_they_can_be_shown(
     bench: Bench, message: Any, args: tuple[object, ...], kept: str
 ) -> None:
-    with within(ONE):  # not by the logger: pytest's own handler wants messages that fit
+    with within(ONE):  # not by the logger: pytest's own handler wants arguments that fit
         bench.handler.handle(logging.LogRecord("shop", logging.INFO, "shop.py", 1, message, args, None))
 
     assert bench.texts() == [kept]
@@ -325,7 +325,7 @@ class Shop:
 
 
 class Picky(MemoryStore):
-    """Refuses what is logged, as some store may; and is away so many times."""
+    """Refuses some log lines, as a store may; and is away this many times."""
 
     away = 0
 
@@ -486,7 +486,7 @@ def test_lines_with_a_failed_write_are_stored_before_the_outcome_of_their_job(
 
 
 def test_a_refused_outcome_is_recorded_with_its_job(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
+    # Only the refusal tells the worker that its job is another's: neither its look at what it owns nor its beat does.
     monkeypatch.setattr("tenure.worker.beat.RECENT_SECONDS", 1e9)
     monkeypatch.setattr(_Serving, "restart", lambda self, lost: None)  # pyright: ignore[reportUnknownLambdaType]
     begun, go = threading.Event(), threading.Event()

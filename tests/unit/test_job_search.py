@@ -131,7 +131,7 @@ def test_an_empty_value_is_looked_for_only_where_it_is_written(store: Store, adm
 
 
 def test_other_encoders_escape_other_characters(store: Store, admin: Admin) -> None:
-    """SQL stores arguments as they come, and PHP, Go or Ruby write some characters in another way."""
+    """SQL stores arguments as they come, and PHP, Go or Ruby write some characters differently."""
     here = put(store, payload=r'{"url":"https:\/\/x.io\/y","q":"a\u0026b \u003c\u003e \u0027"}')
     for words in ("args.url=https://x.io/y", "args.q~a&b", 'args.q~"<> \'"'):
         assert found(admin, words) == [here], words

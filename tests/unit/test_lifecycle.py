@@ -47,7 +47,7 @@ FRESH = Charges(
     together=1,
     cancel_asked=False,
 )
-ALONE = FRESH._replace(solo=True, together=1, neighbours=False)  # in its process, as the store's rows say
+ALONE = FRESH._replace(solo=True, together=1, neighbours=False)  # alone in its process, as the store's rows say
 DIED = Crashed("x", process_died=True)  # for a reason that is not known
 HUNG = Crashed("x", at_fault=True)
 LEASE_ENDED = Crashed("x")
@@ -154,7 +154,7 @@ def test_nothing_is_ever_paid_back(job: Charges, outcome: Outcome, draw: float) 
         decision.crashes_total - job.crashes_total,
     )
     failed, crashed = isinstance(outcome, Failed), isinstance(outcome, Crashed)
-    # A job that has used up its budget, and is not known to be the cause, keeps it used up.
+    # The crashes of a job that has used up its budget, and is not known to be the cause, stay as they are.
     kept = decision.state is not State.DEAD and job.crashes >= job.max_crashes
     assert charged == (failed, crashed and not kept, crashed) or job.cancel_asked
 
@@ -241,7 +241,7 @@ def test_nobody_is_dead_for_the_crash_of_another_job(job: Charges, crash: Crashe
 
 
 def test_what_takes_its_host_along_each_time_ends_after_twenty_crashes() -> None:
-    """Nobody can prove that its process died. Past its budget it runs alone, and later and later."""
+    """Nothing proves that its process died. Past its budget it runs alone, after ever longer delays."""
     job, delays = FRESH, list[float | None]()
     while (decision := decide(job, LEASE_ENDED, 0.5)).state is not State.DEAD:
         delays.append(decision.delay)

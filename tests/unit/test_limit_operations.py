@@ -35,7 +35,7 @@ def sqlite(folder: Path) -> Callable[[Clock], Store]:
     return lambda clock: SqliteStore(str(folder / "tenure.db"), clock=clock)
 
 
-#: What does not depend on the store is asked of one.
+#: Tests that do not depend on the store run on one.
 once = pytest.mark.parametrize("new_world", [sqlite], indirect=True, ids=["sqlite"])
 
 

@@ -23,7 +23,7 @@ from waiting import until
 
 
 class Silent:
-    """An alarm that says nothing: with one, the worker maintains its store."""
+    """An alarm that says nothing: with an alarm, the worker maintains its store."""
 
     def start(self) -> None: ...
 
@@ -31,14 +31,14 @@ class Silent:
 
 
 class Watched(MemoryStore):
-    """Records in which order a worker calls it."""
+    """Records the order in which a worker calls it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
         self.admitted_by: list[str] = []
         self.away = False
-        self.most = 200  #: that one look admits
+        self.most = 200  #: jobs that one look admits
 
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         self.calls.append("declare")
@@ -58,7 +58,7 @@ class Watched(MemoryStore):
         return admitted
 
     def close(self) -> None:
-        """It is one for all."""
+        """Nothing: one store serves all."""
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def worker(jobs: Tenure, store: Watched, *, slots: int) -> Embedded:
 
 
 def counted(jobs: Tenure, store: Watched, *, at_once: int) -> tuple[Any, list[int]]:
-    """A limited task, of which so many run at once; and for each that has run, how many were processing then."""
+    """A limited task of which `at_once` jobs run at a time; and, for each that ran, how many were processing then."""
     ran, together = list[int](), threading.Barrier(at_once, timeout=30.0)
 
     def work(n: int) -> None:
@@ -116,7 +116,7 @@ def test_places_are_handed_on_by_the_worker_whose_jobs_have_ended(jobs: Tenure, 
 
 
 def test_the_worker_looks_again_while_there_is_more(jobs: Tenure, store: Watched) -> None:
-    """It rings for nobody: all supervisors would look at the same asks."""
+    """It does not ring: all supervisors would look at the same asks."""
     work, ran = counted(jobs, store, at_once=3)
     store.enqueue([work.bind(n).draft() for n in range(30)])
     store.most = 1

@@ -1,4 +1,4 @@
-"""The bucket of a rate, by itself: whenever begins are told, no period has more of them than the rate says."""
+"""The bucket of a rate, by itself: whenever begins are reported, no period has more of them than the rate says."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ CUT = pymysql.err.OperationalError(2013, "Lost connection to MySQL server during
 
 
 def oracle(text: str, code: int = 0) -> Exception:
-    """As the driver makes one: its class comes of its code."""
+    """As the driver makes one: the class depends on the code."""
     about = _Error(text, code=code)
     return about.exc_type(about)
 

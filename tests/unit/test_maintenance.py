@@ -26,7 +26,7 @@ def world() -> World:
 
 
 def watching(world: World, store: Store, mine: str, keep: float = 1e9) -> Maintenance:
-    """One with regular renewals for a long time; the last one was sent, and landed, just now."""
+    """A maintenance with regular renewals for a long time; the last one was sent, and landed, just now."""
     settings = replace(load(environ={}), lease=LEASE, keep=keep, keep_dead=None, keep_history=keep)
     maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({mine}))
     judge = maintenance.judge
@@ -60,7 +60,7 @@ def test_a_scan_that_was_blocked_reading_the_time_declares_no_worker_dead(
     def after_an_outage() -> datetime:
         monkeypatch.setattr(store, "now", now)
         world.advance(2 * LEASE)
-        store.renew([mine])  # it was on its way for as long, and is carried out first
+        store.renew([mine])  # this renewal was on its way for as long, and is carried out first
         return now()
 
     monkeypatch.setattr(store, "now", after_an_outage)
@@ -78,7 +78,7 @@ def test_a_renewal_sent_in_time_but_delayed_counts_as_a_gap(world: World) -> Non
     world.advance(LEASE / 3)
     maintenance = watching(world, store, mine)
 
-    world.advance(LEASE / 3)  # nobody reaches the store, nor did the other one's renewal, which was due first
+    world.advance(LEASE / 3)  # the store is unavailable, also for the other one's renewal, which was due first
     sent = world.clock.boot()
     world.advance(LEASE * 0.4)  # the network is back, and mine is carried out before that of the other one
     store.renew([mine])
@@ -94,7 +94,7 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
     world.advance(LEASE / 3)
     maintenance = watching(world, store, mine)
 
-    world.advance(LEASE * 0.66)  # nobody reaches the store; then mine is the first
+    world.advance(LEASE * 0.66)  # the store is unavailable; then my renewal is the first
     store.renew([mine])
     maintenance.judge.renewed(world.clock.boot(), [mine])
     world.advance(LEASE / 60)  # a refused process retries within a second: lease/30
@@ -169,7 +169,7 @@ class Loop:
             self.time += pause
 
     def gaps(self, name: str) -> list[float]:
-        """Seconds between its turns, also to the end."""
+        """Seconds between its turns, and from the last one to the end."""
         times = [at for each, at in self.ran if each == name]
         return [after - before for before, after in pairwise([0.0, *times, self.time])]
 

@@ -285,7 +285,7 @@ def test_a_transaction_of_another_file_is_named(app: Tenure, add: Any, tmp_path:
 def test_a_result_in_a_test_that_has_not_drained_is_answered_at_once(app: Tenure, add: Any) -> None:
     with app.testing() as queue:
         handle, later = add.enqueue(1, 2), add.using(delay="1h").enqueue(1, 2)
-        for timeout in (None, "600s"):  # past the watchdog of the tests
+        for timeout in (None, "600s"):  # longer than the watchdog of the tests waits
             assert said(partial(handle.result, timeout), TimeoutError).endswith(
                 "; a job of jobs.testing() runs when the test calls queue.drain()"
             )

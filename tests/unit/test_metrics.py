@@ -1,4 +1,4 @@
-"""Metrics and health: what is exposed, what a probe is told, and who can't hold the supervisor up."""
+"""Metrics and health: what is exposed, what a probe is told, and what can't hold the supervisor up."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_flows_that_are_open_and_asks_that_are_left_are_counted(store: Store, we
 
 
 def shop(store: Store, *waiting: int) -> None:
-    """Keys of one place, which is held, for each of which so many wait."""
+    """Keys with one place each, which is held, and for each of which this many jobs wait."""
     start(store, boot_id=BOOT, lease=3600.0)
     declare(store, SHOP.limit, 1)
     for place, number in enumerate(waiting):
@@ -275,7 +275,7 @@ def test_a_notifier_that_polls_and_a_store_that_is_away_are_told(well: Vitals) -
 
 
 class Slow(SqliteStore):
-    """Its counts come when they are let go."""
+    """Its counts come once `go` is set."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -471,7 +471,7 @@ def test_a_bad_request_costs_nothing_but_itself(
             raw.sendall(sent)
             raw.shutdown(socket.SHUT_WR)
             first = raw.makefile("rb").readline()
-        except OSError:  # it was too much already, and the server has hung up
+        except OSError:  # the server has had enough already, and has hung up
             first = b""
 
     assert answered in first
@@ -496,7 +496,7 @@ def test_slow_clients_are_cut_off(server: Server, monkeypatch: pytest.MonkeyPatc
 
 
 def _hogs(server: Server, number: int) -> list[socket.socket]:
-    """Clients that begin a request, and no more."""
+    """Clients that begin a request and never end it."""
     hogs = [socket.create_connection(server.server_address[:2], timeout=LIMIT) for _ in range(number)]  # type: ignore[arg-type]
     for hog in hogs:
         with suppress(OSError):

@@ -53,7 +53,7 @@ def server() -> Generator[Nats]:
 
 
 class Wire:
-    """Notifiers and listeners of one test, and a stranger's view of the server."""
+    """Notifiers and listeners of one test, and an outsider's view of the server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -103,7 +103,7 @@ class Wire:
 
 @pytest.fixture
 def wire(server: Nats, monkeypatch: pytest.MonkeyPatch) -> Generator[Wire]:
-    """However busy this machine is, the first answer is waited for, and what is to be said at the end is said."""
+    """However busy this machine is, the first answer is awaited, and the last messages are sent."""
     for module in ("connection", "thread"):
         monkeypatch.setattr(f"tenure.notifiers.nats.{module}.CLOSE_SECONDS", SECONDS)
     wire = Wire(server.url)
@@ -116,7 +116,7 @@ def queued(*jobs: str, queue: str = "mail", reason: str = "") -> Ring:
 
 
 def permits(listener: NatsListener, number: int) -> list[Permit]:
-    """Wait until so many have come."""
+    """Wait until this many permits have come."""
     found: list[Permit] = []
     deadline = time.monotonic() + SECONDS
     while len(found) < number:
@@ -177,7 +177,7 @@ def test_no_more_come_than_are_wanted_and_none_of_a_queue_not_named(wire: Wire) 
 
 
 def test_slots_that_free_themselves_one_by_one_are_one_request_at_a_time(wire: Wire) -> None:
-    """The server serves several in turn, and nobody could say which of them is served up."""
+    """The server serves several requests in turn, and no one could tell which of them is used up."""
     listener = wire.listener()
     listener.permits.want({"mail": 1})
     until(lambda: wire.consumer("mail").get("num_waiting") == 1, "the first request")
@@ -221,7 +221,7 @@ def test_one_given_back_comes_again_and_says_so(wire: Wire) -> None:
 
 @pytest.mark.thorough
 def test_a_holder_that_dies_loses_it_after_ack_wait_and_one_that_lives_keeps_it(wire: Wire) -> None:
-    wait = "?ack_wait=6s"  # who lives says so every two seconds, unless this machine holds it up
+    wait = "?ack_wait=6s"  # a live holder says so every two seconds, unless this machine holds it up
     alive, dead = wire.listener(wait), wire.listener(wait)
     alive.permits.want({"mail": 1})
     wire.notifier(wait).announce([queued(*ids(1))])
@@ -463,7 +463,7 @@ def test_a_thread_that_is_closed_just_when_an_answer_comes_ends(wire: Wire, monk
         async def _request_sub_callback(self, msg: Msg) -> None:
             await super()._request_sub_callback(msg)
             if closed.is_set():
-                thread._main.cancel()  # as `close` has it called, in the very turn in which the answer is there
+                thread._main.cancel()  # as `close` does, in the very turn of the loop in which the answer comes
 
     monkeypatch.setattr(connection, "TlsClient", Meanwhile)
     thread = up(wire.notifier())._opened()
@@ -514,7 +514,7 @@ def test_no_password_is_shown() -> None:
 
 
 class Shop:
-    """An app on SQLite whose bell is NATS. Polls are so rare that whatever runs soon was told by a message."""
+    """An app on SQLite whose bell is NATS. Polls are so rare that a job that runs soon was announced by a message."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.path = folder / "tenure.db"
@@ -554,7 +554,7 @@ def shop(wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generat
 
 @pytest.fixture
 def quiet_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the queue finds the dead here."""
+    """Only the queue finds dead owners here."""
     monkeypatch.setattr(Maintenance, "scan", lambda self: None)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(Maintenance, "rescue", lambda self, limit: Turn())  # pyright: ignore[reportUnknownLambdaType]
 
@@ -631,7 +631,7 @@ def test_a_pause_amid_the_work_gives_permits_back_for_later(
     monkeypatch.setattr(SqliteStore, "paused", look)
     with shop.jobs.worker():
         until(lambda: wire.consumer().get("num_waiting"), "the worker to ask for permits")
-        amid.set()  # who knows of no pause yet would acknowledge a permit that finds no job
+        amid.set()  # a worker that knows of no pause yet would acknowledge a permit that finds no job
         assert looking.wait(SECONDS)
         shop.store().pause("default", paused=True)
         handle = shop.note.enqueue(1)
@@ -701,7 +701,7 @@ def test_what_is_promoted_or_tried_again_is_told_too(shop: Shop, wire: Wire) -> 
 def test_the_queue_finds_a_dead_owner_by_itself(
     shop: Shop, wire: Wire, quiet_store: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # one that is held up for a second keeps its jobs
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # a worker held up for a second keeps its jobs
     shop.jobs.configure({"lease": "1s"})
     ear, handle = wire.listener(), shop.note.enqueue(1)
     ear.permits.want({"default": 1})
@@ -807,10 +807,10 @@ def test_a_server_without_tls_hears_no_password_from_a_tls_url(caplog: pytest.Lo
     said: list[bytes] = []
 
     def serve(plain: socket.socket) -> None:
-        with suppress(OSError):  # of `shutdown`
+        with suppress(OSError):  # because of `shutdown`
             while True:
                 connection, _ = plain.accept()
-                with connection, suppress(OSError):  # of who did not wait for the greeting, and tries again
+                with connection, suppress(OSError):  # a client that did not wait for the greeting tries again
                     connection.sendall(b'INFO {"server_id":"x","version":"2.12.0","max_payload":1048576}\r\n')
                     connection.settimeout(SECONDS)
                     said.append(connection.recv(4096))

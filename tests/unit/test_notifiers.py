@@ -1,4 +1,4 @@
-"""Doorbells: a ring is heard by everyone who listens, and losing one costs nothing but time."""
+"""Doorbells: every listener hears a ring, and losing one costs nothing but time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large values are kept in a bucket, found there again, and never lost because it is slow, away, full or lies."""
+"""Large values are kept in a bucket, found there again, and never lost because it is slow, away, full or lying."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Moody(Folder):
         return [each.name for each in Folder(self.root).names(folder, "", 1000)]
 
     def age(self, seconds: float) -> None:
-        """All that is there was written so much earlier."""
+        """Make everything there this much older."""
         for path in self.root.rglob("*"):
             if path.is_file():
                 modified = path.stat().st_mtime - seconds
@@ -279,7 +279,7 @@ def test_a_job_whose_arguments_are_not_there_waits_uncharged_and_says_why(
         assert handle.result("60s") == BIG
 
 
-# Nobody else waits for it.
+# No other job waits for the bucket.
 
 STOPS: dict[str, Callable[[Moody], None]] = {
     "away": lambda moody: setattr(moody, "refuses", ConnectionRefusedError("connection refused")),
@@ -405,7 +405,7 @@ def test_nothing_is_stored_if_the_bucket_does_not_take_it(store: OffloadStore, b
 
 def test_a_call_of_the_bucket_is_bounded(store: OffloadStore, bucket: Moody, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = put(store, payload=json_of(5000))
-    monkeypatch.setattr(offload, "WAIT_SECONDS", 0.05)  # now: a busy machine may take longer to put the value there
+    monkeypatch.setattr(offload, "WAIT_SECONDS", 0.05)  # only now: a busy machine may take longer to put it there
     bucket.answers.clear()
 
     with pytest.raises(NotFetched, match="no answer for"):
@@ -448,7 +448,7 @@ def values_of(store: OffloadStore, lease: Lease) -> None:
 def test_what_a_row_names_stays_and_what_none_names_goes_after_the_grace(store: OffloadStore, bucket: Moody) -> None:
     lease = running(store, payload=json_of(5000))
     values_of(store, lease)
-    store.progress([Progress(lease=lease, checkpoint=json_of(5003))])  # 5001 is named no more
+    store.progress([Progress(lease=lease, checkpoint=json_of(5003))])  # no row names 5001 any more
     finish(store, lease, Completed(json_of(5004)))
     bucket.age(30 * DAY)
 
@@ -485,7 +485,7 @@ def test_one_that_is_named_again_loses_its_mark(store: OffloadStore, bucket: Moo
     assert walk(store) == 0
     store.delete([lease.job_id]), finish(store, lease, Completed("1")), store.delete([lease.job_id])
     bucket.age(GRACE - 60)
-    assert walk(store) == 0  # unnamed for a moment only, though once before
+    assert walk(store) == 0  # unnamed only just now; the earlier mark is gone
     assert len(bucket.objects()) == 2
 
 
@@ -527,7 +527,7 @@ def test_a_store_from_the_backup_of_yesterday_has_its_values(tmp_path: Path, buc
     assert restored.fetch(Text("payload", job.id, "", job.payload)) == json_of(5000)
     assert restored.fetch(Text("result", job.id, "", job.result or "")) == json_of(5001)
     bucket.age(GRACE)
-    assert walk(restored) == 0  # what was stored since is named no more: from now on
+    assert walk(restored) == 0  # what was stored since the backup is unnamed from now on
     assert any(since in name for name in bucket.objects())
     bucket.age(GRACE + 60)
     assert (walk(restored), len(bucket.objects())) == (1, 2)

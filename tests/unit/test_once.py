@@ -43,7 +43,7 @@ class Store(MemoryStore):
     def __init__(self) -> None:
         clock = system_clock()
         super().__init__(Clock(lambda: self.at or clock.unix(), clock.boot, clock.boot_id))
-        self.at = 0.0  #: its time, where a test says how that goes by; else the machine's
+        self.at = 0.0  #: its time, if a test sets it; else the machine's
         self.away: list[str] = []  #: for the next swaps: "before", "after", "broken", or "" for none
         self.lost_again = threading.Event()
         self.renewals = threading.Semaphore(0)
@@ -68,7 +68,7 @@ class Store(MemoryStore):
         return swapped
 
     def drop(self, key: str) -> str:
-        """The note of this key is gone, as if its time were over."""
+        """Remove the note of this key, as if it had expired."""
         (text,) = self.notes(f"once:{key}").values()
         super().swap(f"once:{key}", text, None)
         return text
@@ -396,7 +396,7 @@ def test_while_it_runs_its_hold_is_renewed_however_long_that_takes(
 
 
 def test_without_renewals_a_hold_ends_and_another_acts(jobs: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a crash: nobody renews, nobody removes the note."""
+    """As after a crash: nothing renews the hold or removes the note."""
     monkeypatch.setattr(once, "HOLD_SECONDS", 0.2)
     client = jobs.client()
     assert once.Key(client.store, "k", None, None).claim() is None
@@ -516,7 +516,7 @@ def test_renewing_is_tried_again(
     assert calls.begun.wait(PATIENT)
     store.away = [how, how]
     until(lambda: store.away == [], "the store to be back")
-    while store.renewals.acquire(blocking=False):  # those before it was away
+    while store.renewals.acquire(blocking=False):  # renewals from before it was away
         pass
     assert store.renewals.acquire(timeout=PATIENT)
     calls.go.set()

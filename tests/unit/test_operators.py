@@ -1,4 +1,4 @@
-"""What operators do to many jobs, to arguments, and what is kept of it, on every store."""
+"""What operators do to many jobs and to arguments, and what record is kept of it, on every store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_job_is_named_by_its_id_or_by_the_beginning_or_the_end_of_it(store: St
     assert {admin.jobs.named(each) for each in parts} == {one}
     assert admin.jobs.named("0199aaab") == other
     gone = "0199aaac-0000-7000-8000-000000000000"
-    assert admin.jobs.named(gone) == gone  # whoever asks for it hears that there is none
+    assert admin.jobs.named(gone) == gone  # the call that uses it says that there is none
 
 
 def test_a_part_of_an_id_that_names_no_job_or_several_is_refused(
@@ -69,7 +69,7 @@ def test_a_part_of_an_id_that_names_no_job_or_several_is_refused(
         assert f"{ids[6]} (mail, queued), {ids[5]} (mail, queued)" in str(several.value)
         assert str(several.value).endswith(f"{ids[2]} (mail, queued), …")
     begins = put(store, id="5000beef-0000-7000-8000-000000000000")
-    with pytest.raises(InvalidOption, match=rf"{begins} \(.*, {ids[5]} \("):  # the other ends with it
+    with pytest.raises(InvalidOption, match=rf"{begins} \(.*, {ids[5]} \("):  # the other id ends with it
         admin.jobs.named("5000beef")
 
     monkeypatch.setattr(store, "ids", lambda start="", end="", **_: Ids(() if start else (ids[0],), ids[0]))
@@ -301,7 +301,7 @@ def test_the_stack_that_does_not_come_says_why_that_may_be(world: World, store: 
 
 
 def test_the_command_line_and_the_pages_ask_operations_and_never_the_store() -> None:
-    """They open a store, close it, migrate it and copy it; what is in it operations tells. `bench` measures a store."""
+    """They open, close, migrate and copy a store; for what is in it, they ask operations. `bench` measures a store."""
     package = Path(tenure.__file__).parent
     files = [file for folder in ("cli", "web") for file in (package / folder).rglob("*.py") if file.name != "bench.py"]
     asked = [

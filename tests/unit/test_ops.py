@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules in `ops`: current, complete, and nothing in them that is not measured."""
+"""The dashboard and the alert rules in `ops`: current, complete, and without anything that is not measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generate() -> dict[str, Any]:
 
 
 def parsed(query: str) -> promql_parser.Expr:
-    """Raises ValueError if Prometheus would refuse it, for its types as well."""
+    """Raises ValueError if Prometheus would refuse it, even if only for its types."""
     return promql_parser.parse(query.replace("$__rate_interval", "1m"))
 
 
@@ -141,7 +141,7 @@ def test_every_rule_says_what_to_do_and_why_its_limits_are_what_they_are() -> No
 
 
 def test_a_limit_on_the_stores_time_is_the_end_of_a_bucket() -> None:
-    """Between two ends a quantile is guessed."""
+    """Between the ends of a bucket, a quantile is only estimated."""
     (rule,) = [rule for rule in RULES if rule["alert"] == "TenureStoreSlow"]
 
     assert float(rule["expr"].rpartition(">")[2]) in BOUNDS["store"]

@@ -1,4 +1,4 @@
-"""Each alert rule, in a real Prometheus: it holds for its own trouble, and for no other one."""
+"""Each alert rule, in a real Prometheus: it fires for its own trouble, and for no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unit.test_ops import RULES
 from waiting import until
 
 MINUTES = 120
-Course = Callable[[int], float | None]  #: its value in a minute; None: it is not there
+Course = Callable[[int], float | None]  #: the value at a minute; None: there is none
 Series = Mapping[str, Course]
 
 
@@ -28,7 +28,7 @@ def rising(a_minute: float) -> Course:
 
 
 def late(value: float) -> Course:
-    """It appears with this value, in the last half hour."""
+    """A series that appears in the last half hour, with this value."""
     return lambda minute: value if minute > MINUTES - 30 else None
 
 
@@ -62,7 +62,7 @@ def incident(kind: str) -> Series:
     return {f'tenure_incidents{{kind="{kind}"}}': steady(1)}
 
 
-#: What differs from WELL, by the rule that must hold then, or for troubles that no rule is for, by their own names.
+#: What differs from WELL, by the rule that must fire then, or, for troubles without a rule, by their own names.
 SCENES: Mapping[str, Series] = {
     "well": {},
     "paused on purpose": QUEUED_LONG | {'tenure_queue_paused{queue="default"}': steady(1)},

@@ -1,4 +1,4 @@
-"""Somebody's open transaction holds a row: that one waits, and nobody else; and no verb waits for ever."""
+"""An open transaction holds a row: only calls that need this row wait, and no verb waits for ever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def other(url: str) -> Iterator[psycopg.Connection]:
-    """Somebody else, in a transaction."""
+    """Another client, in a transaction."""
     with psycopg.connect(url) as connection:
         yield connection
 
@@ -61,7 +61,7 @@ def other(url: str) -> Iterator[psycopg.Connection]:
 @pytest.mark.parametrize(
     ("where", "verb"),
     [
-        ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among others
+        ("tenure.stores.postgres.schedules.check_drafts", "change"),  # fires a tick, among other things
         ("tenure.stores.postgres.workers.lost", "rescue"),
         ("tenure.stores.postgres.admission.Ask", "admit"),
         ("tenure.stores.postgres.steps.ending", "finish"),
@@ -117,7 +117,7 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off(
 def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when each of them was changed, but is queued still, between the statement's snapshot and its lock."""
+    """As if each had been changed between the statement's snapshot and its lock, but were still queued."""
     worker, job_id = start(store), put(store)
     run, none_of_two = store._server.run, [[(None, 2)]]
     monkeypatch.setattr(store._server, "run", lambda call: none_of_two.pop() if none_of_two else run(call))
@@ -176,7 +176,7 @@ def test_a_dead_worker_is_declared_and_its_other_jobs_go_on_while_its_transactio
 def test_a_row_that_its_dead_worker_holds_for_a_moment_ends_as_its_supervisor_says(
     store: PostgresStore, other: psycopg.Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an outage the server still runs what the dead worker sent last: nobody is charged for that."""
+    """After an outage the server still runs what the dead worker sent last: no job is charged for that."""
     monkeypatch.setattr(workers, "HELD_MS", 60_000)
     worker = start(store)
     held = running(store, worker)
@@ -231,7 +231,7 @@ def test_a_replayed_job_does_not_go_on_with_a_result_that_is_taken_back_meanwhil
     settle_waits(store)
     end(store, child)
     settle_waits(store)
-    hold(other, parent)  # as a replay does that has found no live child
+    hold(other, parent)  # as a replay that has found no live child does
     other.execute("UPDATE tenure.jobs SET state = 'queued', ended_at = NULL, result = NULL WHERE id = %s", (parent,))
 
     assert store.replay([child]) == {child: Landed(State.WAITING)}
@@ -270,7 +270,7 @@ def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
     monkeypatch.setattr(verbs, "OPERATED_SECONDS", 0.5)
     with line(url) as (proxy, through):
         monkeypatch.setattr(server.Server.run, "__defaults__", (2.0,))
-        proxy.latency(0.005)  # four questions a job, each there and back: four seconds
+        proxy.latency(0.005)  # four round trips a job: four seconds
 
         assert through.cancel(["no id", *jobs, jobs[0]], "not wanted") == {
             "no id": None,
@@ -285,7 +285,7 @@ def test_a_connection_that_hears_nothing_more_is_given_up(
     with line(url) as (proxy, through):
         worker = start(through)
         proxy.blackhole()
-        with monkeypatch.context() as hurry:  # only here: what is answered may be answered late
+        with monkeypatch.context() as hurry:  # only here: answers that come may be late
             hurry.setattr(server.Server.fetch, "__kwdefaults__", {"seconds": 1.0})
             with pytest.raises(StoreAway, match="out of reach"):
                 through.renew([worker])
@@ -301,7 +301,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused(url: str) -> None:
         with pytest.raises(Exception, match="LATIN1, which can't hold every text"):
             PostgresStore(databases.url("narrow")).migrate()
     finally:
-        databases.execute("DROP DATABASE narrow WITH (FORCE)")  # the session of whoever was refused may not be over
+        databases.execute("DROP DATABASE narrow WITH (FORCE)")  # the session that was refused may not be over
 
 
 def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Connection) -> None:

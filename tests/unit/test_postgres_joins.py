@@ -1,4 +1,4 @@
-"""One statement in a transaction of somebody else's, through every driver, and how its commit is heard of."""
+"""One statement in a caller's transaction, through every driver, and how its commit is noticed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tenure.tasks.loops import awaited, settled
 
 T = TypeVar("T")
 
-#: With all that a driver might take for its own: casts, a colon, a percent sign.
+#: With everything that a driver might take for its own syntax: casts, a colon, a percent sign.
 INSERT = """
     WITH given AS (SELECT k FROM json_to_recordset(:p::json) AS r (k text) WHERE k LIKE '%' AND k <> ':q'),
     stored AS (INSERT INTO joined SELECT k FROM given RETURNING k)
@@ -84,7 +84,7 @@ class Place:
 
 @cache
 def for_pg8000(dsn: str) -> str:
-    """As a role of its own: the driver refuses a password that is computed as quickly as those of the tests are."""
+    """The URL with a role of its own: the driver refuses passwords with as few iterations as those of the tests."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         if connection.info.server_version >= 160_000:
             connection.execute("SET scram_iterations = 4096")
@@ -95,7 +95,7 @@ def for_pg8000(dsn: str) -> str:
 
 @dataclass
 class Caller:
-    """Whoever has a transaction open."""
+    """A client with an open transaction."""
 
     tx: object
     execute: Callable[[str], object]
@@ -365,7 +365,7 @@ def each(*kinds: dict[str, Kind]) -> pytest.MarkDecorator:
 
 
 class Rig:
-    """Our side: the database of the jobs, how often it was asked which one it is, and who heard of a commit."""
+    """Our side: the database of the jobs, how often it was asked which one it is, and whose commits were heard of."""
 
     def __init__(self, here: Place, elsewhere: Place) -> None:
         self.here, self.elsewhere, self.loop = here, elsewhere, here.loop
@@ -660,7 +660,7 @@ def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[list[str]] = []
-    now = [1_000.0]  # by the real clock a slow machine would have time for a look at `open` with every other
+    now = [1_000.0]  # by the real clock, a slow machine would have time to look at `open` with every other one
     monkeypatch.setattr(commits, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def ask(xids: Any) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""Limits in PostgreSQL: beside older workers, open transactions and a session that stops while it gives places."""
+"""Limits in PostgreSQL: alongside older workers, open transactions and a session that stops while it gives places."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def other(url: str) -> Iterator[psycopg.Connection]:
-    """Somebody else: an older version, or a transaction that stays open."""
+    """Another client: an older version, or a transaction that stays open."""
     with psycopg.connect(url) as connection:
         yield connection
 

@@ -36,7 +36,7 @@ def server() -> Generator[Postgres]:
 
 @pytest.fixture
 def new_notifier(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PostgresNotifier]]:
-    """Notifiers of one database. At the end none of their threads may be left, however long the last words take."""
+    """Notifiers of one database. At the end none of their threads may be left, however long the last messages take."""
     monkeypatch.setattr(postgres, "_CLOSE_SECONDS", LIMIT)
     before = set(threading.enumerate())
     made: list[PostgresNotifier] = []
@@ -66,7 +66,7 @@ def proven(notifier: PostgresNotifier) -> PostgresListener:
 
 
 def heard(ear: PostgresListener, wanted: set[Ring]) -> bool:
-    """Whether all of these come, woken by the descriptor alone."""
+    """Whether all of these rings come, woken by the descriptor alone."""
     deadline = time.monotonic() + LIMIT
     missing = set(wanted)
     while missing and (left := deadline - time.monotonic()) > 0:
@@ -233,7 +233,7 @@ def test_a_fork_forgets_and_leaves_its_parent_alone(new_notifier: NewNotifier, s
     assert heard(ear, {Ring("queued", name) for name in ("parent", "child", "later")})
 
 
-FORKS = "ignore:This process:DeprecationWarning"  #: is multi-threaded, says Python 3.12
+FORKS = "ignore:This process:DeprecationWarning"  #: Python 3.12 says that it is multi-threaded
 
 
 def run_python(code: str, url: str) -> None:
@@ -398,8 +398,8 @@ def test_a_server_that_lets_one_in_and_answers_nothing_is_told_and_left(
 class Pooler:
     """Between clients and a server, losing notifications as a pooler in transaction mode does.
 
-    Only what arrives while a statement runs gets through: a stray one just after LISTEN. A silent one lets in, and
-    passes on no answer after that.
+    Only what arrives while a statement runs gets through: a stray ring just after LISTEN. A silent pooler lets
+    clients in, and passes on no answer after that.
     """
 
     def __init__(self, server_port: int) -> None:

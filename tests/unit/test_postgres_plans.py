@@ -1,7 +1,7 @@
-"""The plans of the statements that workers live on, also while the statistics lie: one index fits, and it is taken.
+"""The plans of the statements that workers depend on, even while the statistics lie: one index fits, and it is taken.
 
-A queue goes from empty to a million and back faster than anybody analyses it. So the plans are read for tables that
-were analysed before they were filled, or emptied, and both for the values at hand and for a prepared statement.
+A queue goes from empty to a million and back faster than it is analysed. So the plans are read for tables that were
+analysed before they were filled, or emptied, and both for the given values and for a prepared statement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.server import Server
 
 ROWS = 50_000
-BATCH = 1_000  #: as many outcomes as wait at most
+BATCH = 1_000  #: the longest backlog of outcomes
 
 Scan = tuple[str, str]  # kind of node, index
 
@@ -58,7 +58,7 @@ DUE: Scan = ("Index Scan", "jobs_scheduled")
 WAITING: Scan = ("Index Only Scan", "jobs_waiting")
 
 
-#: of a prepared statement, and for the values at hand
+#: plans of a prepared statement, and for the given values
 MODES = ["generic", pytest.param("custom", marks=pytest.mark.thorough)]
 
 
@@ -191,7 +191,7 @@ def never_analysed(execute: Callable[[str], object]) -> None:
 
 
 def one_has_all_edges(execute: Callable[[str], object]) -> None:
-    """To look for those that wait for one job seems to be as much work as to read all edges."""
+    """Looking for those that wait for one job seems to be as much work as reading all edges."""
     link(execute, "lpad(to_hex(n), 32, '0')::uuid, lpad('1', 32, '0')::uuid")
 
 
@@ -258,14 +258,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[Recorded]:
 
 
 def scans(server: Server, case: Case, mode: str) -> set[Scan]:
-    """How this statement comes to its jobs."""
+    """How this statement finds its jobs."""
     return set(_scans(plan(server, case.sql, case.values, mode)))
 
 
 def plan(
     server: Server, sql: str, given_values: tuple[object, ...] | Mapping[str, object], mode: str
 ) -> dict[str, Any]:
-    """As it would be in a session of the store."""
+    """The plan that a session of the store would have."""
     text = server.sql(sql)
     if isinstance(given_values, Mapping):
         names = list(given_values)
@@ -361,7 +361,7 @@ def test_no_statement_reads_the_edges_of_all_jobs_where_one_has_most(name: str, 
 
 @pytest.mark.parametrize("server", [analysed_while_nothing_ran], indirect=True)
 def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Server) -> None:
-    """Else the care in the statements would be a superstition, and the test above could not fail."""
+    """Otherwise the care in the statements would be superstition, and the test above could not fail."""
     for name in ("COMPLETE", "PROGRESS", "LOCK", "END"):
         case = CASES[name]
         bare = re.sub(r"j\.worker_id = \w\.worker", r"\g<0> AND j.state = 'processing'", case.sql)
@@ -373,7 +373,7 @@ def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Serve
 
 SOON = datetime(2100, 1, 1, tzinfo=UTC)
 DEAD, QUEUED = frozenset({State.DEAD}), frozenset({State.QUEUED})
-#: What nothing or little of the table meets, and the one index that tells so.
+#: Filters that few rows or none meet, and the one index that shows it.
 RARE: Mapping[str, tuple[Filter, str]] = {
     "dead letters": (Filter(states=DEAD), "jobs_ended"),
     "fresh dead letters": (Filter(states=DEAD, ended_since=SOON, guards=False), "jobs_ended"),
@@ -384,7 +384,7 @@ RARE: Mapping[str, tuple[Filter, str]] = {
     "of a queue": (Filter(states=QUEUED, queue="nowhere", enqueued_until=SOON), "jobs_queued"),
     "by a live key": (Filter(states=LIVE, task="t", unique="k"), "jobs_unique"),
 }
-#: What is looked for from the newest job on.
+#: Filters that are searched from the newest job on.
 COMMON: Mapping[str, Filter] = {
     "everything": Filter(),
     "of a task": Filter(task="none"),
@@ -517,7 +517,7 @@ def test_a_batch_looks_at_little_more_than_it_takes(name: str, spread: str) -> N
 
 
 def updates(databases: Databases, url: str, table: str) -> tuple[int, int]:
-    """How many rows were updated, and how many of these within their page and without an index."""
+    """How many rows were updated, and how many of these within their page, without touching an index."""
     ((all_of_them, hot),) = databases.execute(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s",
         (table,),
@@ -538,7 +538,7 @@ def test_progress_and_beats_touch_no_index() -> None:
     for n in range(50):
         assert all(store.progress([Progress(lease=lease, fraction=n / 50, checkpoint=str(n)) for lease in owned]))
         assert store.renew([worker]) == {worker}
-    store.close()  # a session that ends tells its figures
+    store.close()  # a session reports its figures when it ends
 
     deadline = time.monotonic() + 30
     while updates(databases, url, "jobs")[0] < 1_020 or updates(databases, url, "workers")[0] < 50:

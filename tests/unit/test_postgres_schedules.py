@@ -1,4 +1,4 @@
-"""Schedules on PostgreSQL: the views that people read, rows that somebody holds, plans, and a migration at work."""
+"""Schedules on PostgreSQL: the views that people read, rows that others hold, plans, and a migration under load."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def other(url: str) -> Iterator[psycopg.Connection]:
-    """Somebody else, in a transaction."""
+    """Another client, in a transaction."""
     with psycopg.connect(url) as connection:
         yield connection
 
@@ -60,7 +60,7 @@ def make(store: PostgresStore, *names: str, **options: Any) -> None:
 
 
 def again(store: PostgresStore, name: str, **options: Any) -> Change:
-    """A change of a schedule as it stands now."""
+    """A change of a schedule as it is now."""
     return Change(schedule=standing(store, name).schedule.but(**options))
 
 
@@ -74,7 +74,7 @@ def health(url: str) -> dict[str, Record]:
 
 
 def closed(store: PostgresStore, name: str) -> Standing:
-    """As it will stand once somebody has written down the runs that have ended."""
+    """As it will be once the runs that have ended are recorded."""
     stands = standing(store, name)
     schedule = Plan(stands, store.now()).close(store.attempts).schedule
     return Standing(schedule, tuple(run for run in stands.runs if run.live))
@@ -96,7 +96,7 @@ def test_the_view_tells_the_health_of_a_schedule_that_rests(store: PostgresStore
 def test_the_view_tells_of_a_run_as_it_is_now(store: PostgresStore, url: str) -> None:
     make(store, "nightly", last_status="success")
     job_id, worker = begin(store, "nightly"), start(store)
-    assert health(url)["nightly"].last_status == "success"  # it waits
+    assert health(url)["nightly"].last_status == "success"  # its job is still queued
 
     assert claim_one(store, worker).job_id == job_id
 
@@ -155,7 +155,7 @@ def test_the_view_of_ticks_tells_what_became_of_each(store: PostgresStore, url: 
     assert (lost["status"], lost["why"], lost["count"], lost["job_id"]) == ("missed", "away", 7, None)
 
 
-# ── Rows that somebody holds ──
+# ── Rows that others hold ──
 
 
 def test_a_schedule_that_is_held_holds_up_no_other(store: PostgresStore, other: psycopg.Connection) -> None:
@@ -328,7 +328,7 @@ def test_the_one_index_that_fits_is_taken(name: str, mode: str, lying: server.Se
 
 @pytest.fixture(params=range(1, len(MIGRATIONS)))
 def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
-    """A store of a version before: its workers told no protocol, and its claims asked for no links and no limits."""
+    """A store of an earlier version: its workers told no protocol, and its claims asked for no links and no limits."""
     store = PostgresStore(url)
     older = workers.REGISTER.replace("lease, protocol,", "lease,").replace("VALUES (%s, ", "VALUES (")
     monkeypatch.setattr(workers, "REGISTER", older)
@@ -366,7 +366,7 @@ def test_workers_of_the_version_before_go_on_while_it_migrates(before: PostgresS
     [
         # as pg_dump does, for hours
         pytest.param("SELECT FROM tenure.workers, tenure.jobs", marks=pytest.mark.thorough),
-        "UPDATE tenure.jobs SET payload = payload",  # as whoever has enqueued in a transaction
+        "UPDATE tenure.jobs SET payload = payload",  # as a caller that has enqueued in a transaction does
     ],
 )
 def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
@@ -381,7 +381,7 @@ def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
         migrating = thread.submit(PostgresStore(url).migrate)
         while not migrating.done():
             assert finish(before, running(before, worker), Completed()) is State.COMPLETED
-        with pytest.raises(StoreBusy) if waits else nullcontext():  # one that locks no table waits for nobody
+        with pytest.raises(StoreBusy) if waits else nullcontext():  # a migration that locks no table waits for no one
             migrating.result()
 
     other.rollback()

@@ -67,7 +67,7 @@ def server() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="module")
 def migrated(server: Postgres) -> str:
-    """A database to copy, which takes half as long as to migrate an empty one."""
+    """A database to copy, which takes half as long as migrating an empty one."""
     url = server.create_database()
     PostgresStore(url).migrate()
     return urlsplit(url).path[1:]
@@ -75,7 +75,7 @@ def migrated(server: Postgres) -> str:
 
 @pytest.fixture
 def url(server: Postgres, request: pytest.FixtureRequest) -> Iterator[str]:
-    """With the schema, if the test has the store."""
+    """The URL of a database, with the schema if the test uses `store`."""
     with_schema = "store" in request.fixturenames
     url = server.create_database(request.getfixturevalue("migrated")) if with_schema else server.create_database()
     yield url
@@ -134,7 +134,7 @@ def look_in(url: str) -> None:
 
 
 def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] = StoreError) -> str:
-    """What the error says. Nothing that it hangs on to tells a password."""
+    """What the error says. Nothing in its chain of causes reveals a password."""
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -165,24 +165,24 @@ def a_role(server: Postgres, url: str, *settings: str) -> Iterator[str]:
 
 
 def granted(server: Postgres, url: str, role_url: str) -> None:
-    """The rights that running jobs takes, and none to change the schema."""
+    """Grant the rights that running jobs needs, and none to change the schema."""
     role, database = urlsplit(role_url).username, urlsplit(url).path[1:]
     server.execute(f"GRANT USAGE ON SCHEMA tenure TO {role}", database=database)
     server.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tenure TO {role}", database=database)
 
 
 def sessions(server: Postgres, url: str, condition: str = "true") -> int:
-    """How many sessions of clients this database has, but for the one that asks. One that was closed may still end."""
+    """How many sessions of clients this database has, without the one that asks. A closed one may still be ending."""
     database = urlsplit(url).path[1:]
     (found,) = server.execute(
         f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND {condition} "
-        "AND backend_type = 'client backend'"  # autovacuum comes by when it likes
+        "AND backend_type = 'client backend'"  # autovacuum comes and goes
     )
     return int(found[0])
 
 
 def warm(store: PostgresStore, connections: int) -> None:
-    """Leave so many idle connections in the store's stack."""
+    """Leave this many idle connections in the store's stack."""
     with ExitStack() as stack:
         for _ in range(connections):
             stack.enter_context(store._server.connection())
@@ -354,7 +354,7 @@ def command(url: str, *argv: str) -> tuple[int, str]:
 def test_a_host_that_is_down_is_worth_another_try_and_a_wrong_password_is_not(folder: Path, url: str) -> None:
     wrong = with_login(url, "tenure", WRONG)
 
-    with socket.socket() as taken:  # it does not listen, and nobody else can on its port
+    with socket.socket() as taken:  # it does not listen, and no one else can on its port
         taken.bind(("127.0.0.1", 0))
         nowhere = with_port(url, taken.getsockname()[1])
         for argv in (["worker", "shop"], ["check"], ["migrate"], ["jobs", "list"], ["enqueue", "sell"]):
@@ -432,7 +432,7 @@ def test_an_idle_connection_that_the_server_ended_is_not_used(server: Postgres, 
     PostgresStore(url).migrate()
     with opened(url) as store:
         with ExitStack() as stack:
-            for _ in range(3):  # not as a setting of the role, which would strike between two statements of a verb too
+            for _ in range(3):  # not as a setting of the role, which would also strike between two statements of a verb
                 connection = stack.enter_context(store._server.connection())
                 connection.execute("SET idle_session_timeout = '50ms'")
         until(lambda: sessions(server, url) == 0, "the server to end its idle sessions")
@@ -579,7 +579,7 @@ def test_a_standby_is_told_and_used_once_it_is_promoted() -> None:
             follower = stack.enter_context(opened(both))
             kept = put(follower)  # it finds the primary among them
             ((written,),) = primary.execute("SELECT pg_current_wal_lsn()::text")
-            until(  # asked itself: the primary is told only every ten seconds
+            until(  # the standby itself is asked: it reports to the primary only every ten seconds
                 lambda: standby.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)) == [(True,)],
                 "the standby to have it",
             )
@@ -864,7 +864,7 @@ def test_a_statement_timeout_of_the_role_is_told_and_nothing_is_done(server: Pos
 def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: PostgresStore, url: str) -> None:
     worker = start(store)
     first, second = running(store, worker), running(store, worker)
-    # All in the server: it looks for a deadlock but once, a second after the finish began to wait.
+    # All in the server: it looks for a deadlock only once, a second after the finish began to wait.
     crosswise = f"""DO $$ BEGIN
         UPDATE tenure.jobs SET message = 'x' WHERE id = '{second.job_id}';
         LOOP
@@ -874,7 +874,7 @@ def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: 
         UPDATE tenure.jobs SET message = 'x' WHERE id = '{first.job_id}';
     END $$"""
     with psycopg.connect(url, autocommit=True) as other, ThreadPoolExecutor(1) as threads:
-        other.execute("SET deadlock_timeout = '100s'")  # so the store is the one that is thrown out
+        other.execute("SET deadlock_timeout = '100s'")  # so the store's statement is the one that is cancelled
         crossing = threads.submit(other.execute, crosswise.encode())
         until(lambda: sessions(server, url, "wait_event = 'PgSleep'") == 1, "the other to hold the second job")
         answers = store.finish([(first, Failed("a")), (second, Failed("b"))])
@@ -1034,7 +1034,7 @@ def test_copied_and_inserted_jobs_are_the_same(store: PostgresStore) -> None:
 def test_one_bad_draft_in_a_great_batch_stores_nothing(
     bad: dict[str, Any], store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.Server.run, "__defaults__", (60.0,))  # so many drafts may take a busy machine long
+    monkeypatch.setattr(module.Server.run, "__defaults__", (60.0,))  # a busy machine may take long for so many drafts
     batch = [draft() for _ in range(20_000 if "payload" in bad or bad == {"priority": 101} else 100)]
     batch.insert(len(batch) // 2, draft(**bad))
 
@@ -1068,7 +1068,7 @@ def test_a_unique_key_too_long_for_an_index_is_bad_data(store: PostgresStore) ->
 def test_fifty_threads_share_twenty_connections(
     server: Postgres, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)  # that all come in turn is promised, not how soon
+    monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)  # the promise is that all get their turn, not how soon
     until(lambda: sessions(server, store.url) == 1, "whoever migrated to have left")
 
     answers = race(*[lambda: store.enqueue([draft()])[0].created for _ in range(50)])
@@ -1114,7 +1114,7 @@ def test_transactions_in_turn_share_a_connection(server: Postgres, store: Postgr
     backends = [transacted(store, "SELECT pg_backend_pid()") for _ in range(20)]
 
     assert len(set(backends)) == 1
-    assert sessions(server, store.url) == 2  # and that of the verbs
+    assert sessions(server, store.url) == 2  # theirs, and that of the verbs
 
 
 #: What a transaction may leave in its session, and a query that tells whether it is there.
@@ -1260,7 +1260,7 @@ def test_a_crash_leaves_its_evidence_letter_by_letter(store: PostgresStore) -> N
 
 
 def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(server: Postgres, store: PostgresStore) -> None:
-    """The limit counts silence; a renewal, which is small, must be answered in all of that time."""
+    """The limit counts silence; a renewal, which is small, must be answered completely within it."""
     with Proxy("127.0.0.1", server.port) as line:
         url = store._server.conninfo.replace(f"port={server.port}", f"port={line.port}")
         with Connection.connect(url, autocommit=True) as slow:
@@ -1278,9 +1278,9 @@ def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(server: Po
 
 
 def test_a_large_statement_on_a_slow_line_has_the_time_that_it_takes(server: Postgres, store: PostgresStore) -> None:
-    """The limit counts silence: what the system still has to send is none, and neither is what it could not send yet.
+    """The limit counts silence: a line on which the system is still sending, or has yet to send, is not silent.
 
-    A line that takes nothing any more is silent.
+    A line that accepts nothing any more is.
     """
     text = "x" * 2_500_000
     with Proxy("127.0.0.1", server.port) as line:
@@ -1298,7 +1298,7 @@ def test_a_large_statement_on_a_slow_line_has_the_time_that_it_takes(server: Pos
 def test_many_jobs_and_a_batch_of_large_results_land_on_a_line_that_is_slow_to_send(
     server: Postgres, url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each takes several times what an answer may take; that limit is a quarter of its own here."""
+    """Each takes several times as long as an answer may take; that limit is a quarter of the usual one here."""
     within = Connection.within
     monkeypatch.setattr(Connection, "within", lambda each, seconds, **how: within(each, seconds / 4, **how))
     worker = start(store, slots=8)
@@ -1316,7 +1316,7 @@ def test_many_jobs_and_a_batch_of_large_results_land_on_a_line_that_is_slow_to_s
 
 
 def test_a_job_of_which_nobody_knows_when_it_last_did_anything_is_rescued_first(store: PostgresStore) -> None:
-    """An operator's own statement may leave it so."""
+    """An operator's own statement may leave a job like that."""
     known, unknown = running(store), running(store)
     with store.transaction() as tx:
         tx.execute("UPDATE tenure.jobs SET last_activity_at = NULL WHERE id = %s", (unknown.job_id,))

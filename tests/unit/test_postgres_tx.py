@@ -30,7 +30,7 @@ from tenure.worker.executor import run_inline
 
 
 class Bell(PollNotifier):
-    """Looks, whenever it is rung, whether the job is really there."""
+    """Checks, whenever it rings, whether the job is really there."""
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Bell(PollNotifier):
 
 
 class Shop:
-    """An application with a table of its own beside the jobs."""
+    """An application with a table of its own next to the jobs."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -89,7 +89,7 @@ ORDER = text("INSERT INTO orders VALUES (1)")
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(commits, "_CLOSING", 60.0)  # a closing store rings for all that has committed, also slowly
+    monkeypatch.setattr(commits, "_CLOSING", 60.0)  # a closing store rings for all that has committed, however slowly
     server = shared_postgres()
     url = server.create_database()
     shop = Shop(url, tmp_path)

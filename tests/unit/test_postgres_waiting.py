@@ -1,4 +1,4 @@
-"""Jobs that wait in PostgreSQL: beside open transactions, older workers and connections that are cut."""
+"""Jobs that wait in PostgreSQL: alongside open transactions and older workers, and while connections are cut."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(url: str) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def other(url: str) -> Iterator[psycopg.Connection]:
-    """Somebody else, in a transaction."""
+    """Another client, in a transaction."""
     with psycopg.connect(url) as connection:
         yield connection
 

@@ -1,4 +1,4 @@
-"""What is written of a job was decided by what it was a moment ago: somebody else may have come between the scripts."""
+"""What is written to a job was decided by what it was a moment ago: another call may have come between the scripts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(world: World) -> RedisStore:
 
 @pytest.fixture
 def between(world: World, store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Between:
-    """Have this done once, by another, just before what was decided is written."""
+    """Have another store do this once, just before the decision is written."""
     other, call = world.store(), store.server.call
 
     def come_between(what: Callable[[Store], object]) -> None:

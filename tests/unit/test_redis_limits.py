@@ -23,7 +23,7 @@ from tenure.stores.redis import RedisStore
 HISTORIES = 12
 STEPS = 60
 VERBS = "enqueue", "claim", "finish", "advance", "advance", "set", "declare", "pause", "clock"
-EIGHTHS = 8  #: of a second: the scripts' milliseconds and Python's seconds are then the same numbers
+EIGHTHS = 8  #: of a second: exact both in the scripts' milliseconds and in Python's seconds
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def store(world: World) -> RedisStore:
 
 
 def left(store: RedisStore, *known: str) -> set[str]:
-    """The keys of the server that say something of limits, without those that stay."""
+    """The kinds of keys about limits that are on the server, without those that stay."""
     names: list[str] = store.server.run("KEYS", f"{store.server.prefix}*")
     kinds = {name.removeprefix(store.server.prefix).partition(":")[0] for name in names}
     of_limits = {"key", "keys", "keys_of", "key_asks", "key_dues", "key_found", "key_fades", "placed", "places"}
@@ -114,7 +114,7 @@ class Pair:
                 pass
 
     def look(self) -> None:
-        """A bucket that nobody waits for, and a pause that has passed: each store looks when it likes, here both do."""
+        """A bucket that no job waits for, and a pause that has passed: stores look at different times; here both do."""
         found = self.stores[0].limits([SHOP.key], keys=True)
         passed = found and (found[0].paused_until or 0) <= self.world.clock.unix()
         gone: dict[str, object] = {"paused_until": None, "why": ""} if passed or not found else {}
@@ -189,7 +189,7 @@ def test_what_older_code_took_and_ended_unseen_is_freed(world: World, store: Red
     first, second = limited(store, number=2)
     assert settle_waits(store) == [first]
     prefix = store.server.prefix
-    store.server.run("ZREM", f"{prefix}ready:default", first)  # as its scripts did
+    store.server.run("ZREM", f"{prefix}ready:default", first)  # as older scripts did
     store.server.run("HSET", f"{prefix}job:{first}", "state", "cancelled")
     assert settle_waits(store) == []
 

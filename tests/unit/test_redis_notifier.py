@@ -45,7 +45,7 @@ def server(running: Valkey) -> Iterator[Valkey]:
 def new_notifier(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewNotifier]:
     """Notifiers of one server. At the end none of their threads and descriptors may be left.
 
-    However busy this machine is, an answer is not late, and the last words are said.
+    However busy this machine is, no answer counts as late, and the last messages are sent.
     """
     for name in ("_ANSWER_SECONDS", "_CLOSE_SECONDS"):
         monkeypatch.setattr(redis, name, LIMIT)
@@ -78,14 +78,14 @@ def hearing(notifier: RedisNotifier) -> RedisListener:
 
 
 def connected(notifier: RedisNotifier) -> RedisNotifier:
-    """One that has rung, and now rings without a thread."""
+    """A notifier that has rung, and now rings without a thread."""
     notifier.announce([Ring("due", "connected")])
     until(lambda: notifier._announcer._connection, "a connection to ring with")
     return notifier
 
 
 def heard(ear: RedisListener, wanted: set[Ring]) -> bool:
-    """Whether all of these come, woken by the descriptor alone."""
+    """Whether all of these rings come, woken by the descriptor alone."""
     deadline = time.monotonic() + LIMIT
     missing = set(wanted)
     while missing and (left := deadline - time.monotonic()) > 0:
@@ -223,7 +223,7 @@ def test_the_stream_stays_short(new_notifier: NewNotifier, server: Valkey) -> No
     announcer = notifier._announcer
     for number in range(3000):
         notifier.announce([Ring("queued", f"q{number % 7}")])
-        if number % 300 == 0:  # more unanswered ones would be gathered and sent anew, as a few
+        if number % 300 == 0:  # more unanswered rings would be merged, and sent again as a few
             until(lambda: not notifier.problem() and not announcer._unanswered, "the answers")
     notifier.close()
     assert redis.KEPT <= server.execute("XLEN", BELL) <= 2 * redis.KEPT
@@ -293,7 +293,7 @@ def test_a_fork_forgets_and_leaves_its_parent_alone(new_notifier: NewNotifier, s
     assert heard(ear, {Ring("queued", name) for name in ("parent", "child", "later")})
 
 
-FORKS = "ignore:This process:DeprecationWarning"  #: is multi-threaded, says Python 3.12
+FORKS = "ignore:This process:DeprecationWarning"  #: Python 3.12 says that it is multi-threaded
 
 
 def run_python(code: str, url: str) -> None:

@@ -1,4 +1,4 @@
-"""A Redis store that rings: the doorbell is rung by the very step that gives somebody a reason to look."""
+"""A Redis store that rings: the doorbell is rung by the very step that gives a listener a reason to look."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Move = Callable[[], object]
 
 @pytest.fixture
 def store() -> Iterator[RedisStore]:
-    """One whose scripts ring themselves, as with `notifier=auto`."""
+    """A store whose own scripts ring, as with `notifier=auto`."""
     server = shared_valkey()
     with server.namespace() as namespace:
         store = RedisStore(server.url, namespace=namespace, rings=True)
@@ -33,11 +33,11 @@ def store() -> Iterator[RedisStore]:
 
 
 def bell(store: RedisStore) -> list[list[str]]:
-    """Every ring there was, the newest first."""
+    """All rings so far, the newest first."""
     return [entry for _, entry in store.server.run("XREVRANGE", f"{store.server.prefix}bell", "+", "-")]
 
 
-# Each brings a job to where its move begins, and gives back the move.
+# Each function brings a job to where its move begins, and returns the move.
 
 
 def enqueue(store: RedisStore) -> Move:

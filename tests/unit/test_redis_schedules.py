@@ -53,7 +53,7 @@ def time() -> Time:
 
 @pytest.fixture
 def store(time: Time) -> Iterator[RedisStore]:
-    """One whose scripts ring themselves, as with `notifier=auto`."""
+    """A store whose own scripts ring, as with `notifier=auto`."""
     server = shared_valkey()
     with server.namespace() as namespace:
         clock = Clock(lambda: time.unix, lambda: time.boot, "the-only-boot")
@@ -64,7 +64,7 @@ def store(time: Time) -> Iterator[RedisStore]:
 
 
 def keys(store: RedisStore) -> set[str]:
-    """What there is in its namespace, without the prefix."""
+    """The keys of its namespace, without the prefix."""
     prefix = store.server.prefix
     found: list[str] = store.server.run("KEYS", f"{prefix}*")
     return {key.removeprefix(prefix) for key in found}
@@ -75,12 +75,12 @@ def count(store: RedisStore, command: str, key: str) -> int:
 
 
 def rings(store: RedisStore) -> list[list[str]]:
-    """Every ring there was, the newest first."""
+    """All rings so far, the newest first."""
     return [entry for _, entry in store.server.run("XREVRANGE", f"{store.server.prefix}bell", "+", "-")]
 
 
 def began(stands: Schedule, store: Store, number: int) -> Change:
-    """The change that begins so many runs, a second apart; the first one is the oldest."""
+    """The change that begins this many runs, a second apart; the first one is the oldest."""
     now, jobs = store.now(), [draft(priority=1) for _ in range(number)]
     times = [now - timedelta(seconds=number - place) for place in range(number)]
     ticks = tuple(tick(stands, at, job_id=job.id, decided_at=now) for at, job in zip(times, jobs, strict=True))

@@ -26,7 +26,7 @@ ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Seen(NamedTuple):
-    """One run of a script: the jobs that it was given or answered, and the larger one of both texts."""
+    """One run of a script: the jobs that it was given or returned, and the size of the larger of both texts."""
 
     script: str
     jobs: int

@@ -71,7 +71,7 @@ COMMANDS = {
         "eval",
         "time",
         "role",
-    ),  # role: of several hosts; in a cluster cluster|slots
+    ),  # role: with several hosts; in a cluster: cluster|slots
     *("get", "setnx", "exists", "hget", "hkeys", "hgetall", "zrange", "zrevrangebylex"),
     *("xadd", "xread", "xrevrange"),  # the doorbell
 }  #: all that a store and a doorbell ask for
@@ -127,7 +127,7 @@ def look_in(url: str, **options: Any) -> None:
 
 
 def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] = StoreError) -> str:
-    """What the error says. Nothing that it hangs on to tells a password."""
+    """What the error says. Nothing in its chain of causes reveals a password."""
     with pytest.raises(kind) as caught:
         call()
     assert type(caught.value) is kind
@@ -142,7 +142,7 @@ def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] =
 
 
 def until_it_works(call: Callable[[], object], what: str, *, seconds: float = 30.0) -> list[str]:
-    """What was said until then: nothing but that the store is away."""
+    """The errors until then, all of which say that the store is away."""
     told: list[str] = []
 
     def works() -> bool:
@@ -169,7 +169,7 @@ def with_host(url: str, host: str) -> str:
 
 @pytest.fixture
 def nobodys_port() -> Iterator[int]:
-    """It refuses whoever comes, and no server can be started on it meanwhile: it is taken, by who does not listen."""
+    """It refuses every client, and no server can be started on it meanwhile: a socket that does not listen has it."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -189,7 +189,7 @@ def a_user(server: Valkey, *rules: str) -> Generator[str]:
 
 @contextmanager
 def set_to(server: Valkey, **settings: str | int) -> Generator[None]:
-    """Configured otherwise for a while."""
+    """With another configuration for a while."""
     names = {name: name.replace("_", "-") for name in settings}
     before = {name: server.execute("CONFIG GET", names[name])[names[name]] for name in settings}
     for name, value in settings.items():
@@ -208,7 +208,7 @@ def clients(server: Valkey) -> list[str]:
 
 
 def warm(store: RedisStore, connections: int) -> None:
-    """Leave so many idle connections in the store's stack."""
+    """Leave this many idle connections in the store's stack."""
     with ExitStack() as stack:
         for _ in range(connections):
             stack.enter_context(store.server._lent())
@@ -528,11 +528,11 @@ def test_a_sentinels_password_is_redacted_too() -> None:
     assert not leaks(redact(url), repr(load(environ={"TENURE_URL": url})), RedisStore(url).url)
 
 
-# ── TLS: this server has none built in, so somebody in front of it has ──
+# ── TLS: this server has none built in, so a proxy in front of it has ──
 
 
 class Terminator:
-    """Ends TLS in front of a server. `mutual`: it wants its client's certificate."""
+    """Ends TLS in front of a server. `mutual`: it requires a certificate from its client."""
 
     def __init__(self, server: Valkey, folder: Path, *, mutual: bool = False) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -713,7 +713,7 @@ def test_a_right_taken_away_in_the_middle_is_told_with_what_is_needed(server: Va
 
 
 def commands(server: Valkey) -> dict[str, int]:
-    """How often each was run since the last look, also by scripts."""
+    """How often each command was run since the last look, also by scripts."""
     stats = server.execute("INFO", "commandstats")
     server.execute("CONFIG", "RESETSTAT")
     return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
@@ -792,7 +792,7 @@ def test_an_edit_of_a_job_that_has_been_edited_and_run_meanwhile_is_of_what_it_i
     ask, job_id = store.server.run, lease.job_id
 
     def run_meanwhile(*command: Any) -> Any:
-        """Between reading what the job is, and writing what it shall be."""
+        """Between the reading of the job and the writing of its edit."""
         facts = ask(*command)
         monkeypatch.undo()
         with opened(server.url, namespace=namespace) as other:
@@ -1032,7 +1032,7 @@ def test_without_memory_a_worker_can_start_and_work_the_queues_down(
 def test_a_server_that_loads_its_keys_is_away(server: Valkey, store: RedisStore) -> None:
     store.enqueue([draft() for _ in range(50)])
     told: list[str] = []
-    with (  # a tenth of a second a key: it loads for longer than anybody here is held up
+    with (  # a tenth of a second a key: loading takes longer than any delay of this machine
         set_to(server, key_load_delay=100_000, loading_process_events_interval_bytes=1024),
         ThreadPoolExecutor(1) as threads,
     ):
@@ -1078,7 +1078,7 @@ def test_a_server_that_cannot_write_its_file_or_lacks_its_replicas_is_away(serve
     in_its_way.unlink(missing_ok=True)
     in_its_way.mkdir()
     with set_to(server, save="3600 100000"):
-        server.execute("BGSAVE", "SCHEDULE")  # its file of appends may be being rewritten
+        server.execute("BGSAVE", "SCHEDULE")  # its append-only file may be being rewritten
         until(lambda: server.execute("INFO", "persistence")["rdb_last_bgsave_status"] == "err", "a failed save")
         assert "can't do this now: MISCONF" in refused(lambda: store.enqueue([draft()]), StoreAway)
     in_its_way.rmdir()
@@ -1217,7 +1217,7 @@ def test_a_replica_is_told_and_used_once_the_sentinels_name_it(namespace: str, n
             warm(store, 3)
             lease = running(store)
             assert look(plain, lease.job_id).state is State.PROCESSING
-            written = primary.execute("INFO", "replication")["master_repl_offset"]  # WAIT counts one's own writes only
+            written = primary.execute("INFO", "replication")["master_repl_offset"]  # WAIT counts its own writes only
             until(
                 lambda: replica.execute("INFO", "replication")["slave_repl_offset"] >= written, "the replica to have it"
             )
@@ -1225,7 +1225,7 @@ def test_a_replica_is_told_and_used_once_the_sentinels_name_it(namespace: str, n
             primary.kill()
             refused(lambda: store.counts(), StoreAway)
             sentinel.execute(*patience, 1_000)
-            # A Sentinel that was itself held up for two seconds trusts its eyes again only after thirty.
+            # A Sentinel that was itself held up for two seconds trusts what it sees again only after thirty.
             away = until_it_works(lambda: put(store), "the failover", seconds=80.0)
 
             assert all("is out of reach" in each or "read-only replica" in each for each in away)
@@ -1269,7 +1269,7 @@ def test_a_replica_that_has_lost_its_primary_and_shows_nothing_old_is_away(serve
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ValkeyCluster]:
-    with ValkeyCluster({"cluster-node-timeout": 15_000}) as cluster:  # who is only slow is not missed
+    with ValkeyCluster({"cluster-node-timeout": 15_000}) as cluster:  # a node that is only slow is not missed
         _passwords.add(cluster.nodes[0].password)
         yield cluster
 
@@ -1279,7 +1279,7 @@ def masters(cluster: ValkeyCluster) -> list[Valkey]:
 
 
 def home(cluster: ValkeyCluster, owner: Valkey) -> str:
-    """A fresh namespace that this node has."""
+    """A fresh namespace whose keys this node has."""
     while True:
         name = f"t_{secrets.token_hex(6)}"
         if cluster.owner(f"{{{name}}}") is owner:
@@ -1317,7 +1317,7 @@ def test_an_owner_that_is_down_is_away_and_found_again(cluster: ValkeyCluster) -
         try:
             told = refused(lambda: store.counts(), StoreAway)
             assert "out of reach" in told
-            assert str(alone.port) in told  # and not only the one in the URL, which is well
+            assert str(alone.port) in told  # and not only the one in the URL, which is up
             for node in cluster.nodes:
                 if node is not alone:
                     node.execute("CONFIG", "SET", "cluster-node-timeout", 2000)
@@ -1338,7 +1338,7 @@ def test_an_owner_that_is_down_is_away_and_found_again(cluster: ValkeyCluster) -
 
 @contextmanager
 def moving(cluster: ValkeyCluster, name: str, source: Valkey, target: Valkey) -> Generator[Callable[[int], None]]:
-    """The slot of a namespace is on its way; move so many keys of it with what this yields. In the end it has moved."""
+    """Begin to move the slot of a namespace; what this yields moves this many keys. In the end, all have moved."""
     slot = source.execute("CLUSTER", "KEYSLOT", f"{{{name}}}")
     mine, theirs = source.execute("CLUSTER", "MYID"), target.execute("CLUSTER", "MYID")
 
@@ -1446,7 +1446,7 @@ def test_a_failover_within_the_cluster_is_followed(cluster: ValkeyCluster) -> No
 
 
 def knows(node: Valkey, replica: str, master: str) -> bool:
-    """Whether this node of a cluster is connected with all others, and has this one for a replica of that one."""
+    """Whether this node of a cluster is connected with all others, and knows `replica` as a replica of `master`."""
     nodes = {each["node_id"]: each for each in node.execute("CLUSTER NODES").values()}
     return (
         replica in nodes and nodes[replica]["master_id"] == master and all(each["connected"] for each in nodes.values())
@@ -1459,7 +1459,7 @@ def knows(node: Valkey, replica: str, master: str) -> bool:
 def test_fifty_threads_share_twenty_connections(
     server: Valkey, store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)  # that all come in turn is promised, not how soon
+    monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)  # the promise is that all get their turn, not how soon
 
     answers = race(*[lambda: store.enqueue([draft()])[0].created for _ in range(50)])
 

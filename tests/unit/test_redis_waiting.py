@@ -384,7 +384,7 @@ def test_many_jobs_with_edges_are_replayed_at_once(store: RedisStore) -> None:
 def test_a_job_with_very_many_edges_goes_with_all_of_them(store: RedisStore) -> None:
     parents, child = wide(store)
     assert store.delete([child]) == {child: Landed(State.QUEUED)}
-    store.enqueue([draft(id=child, links=after(parents[0]))])  # the edges of the same id are its own
+    store.enqueue([draft(id=child, links=after(parents[0]))])  # a new job with the same id has edges of its own
     assert admitted(store) == [child]
     assert [each for each, _ in store.dependents(parents[0])] == [child]
     assert store.dependents(parents[-1]) == []
@@ -411,11 +411,11 @@ def test_a_prune_steps_over_what_is_kept_whatever_ended_when(world: World, store
     assert all(store.get(each) for each in kept)
 
 
-# ── Beside an older release ─────────────────────────────────────────────────────────────────────────────────────
+# ── Alongside an older release ──────────────────────────────────────────────────────────────────────────────────
 
 
 def unseen(store: RedisStore, job_id: str, change: Callable[[], object]) -> None:
-    """Something that an older release did to this job: it stored no ask."""
+    """Change this job as an older release would: no ask is stored."""
     prefix = store.server.prefix
     asks = store.server.run("ZRANGE", f"{prefix}asks", 0, -1)
     change()
@@ -440,7 +440,7 @@ def test_what_ended_beside_an_older_worker_is_found_when_it_has_gone(world: Worl
 def test_what_a_client_of_an_older_release_ended_is_found_in_time(world: World, store: RedisStore) -> None:
     parent = put(store)
     child = put(store, links=after(parent))
-    assert admitted(store) == admitted(store) == []  # all that wait have been looked at just now
+    assert admitted(store) == admitted(store) == []  # all waiting jobs have just been looked at
     unseen(store, parent, lambda: store.cancel([parent], "no"))
     assert admitted(store) == []
     assert look(store, child).state is State.WAITING

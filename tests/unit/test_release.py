@@ -31,7 +31,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """One that can be released."""
+    """A project that can be released."""
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "tenure"\nversion = "1.4.0"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGES)
     git(tmp_path, "init", "--quiet")

@@ -1,4 +1,4 @@
-"""What nothing else would notice if one of the runtime's guards were gone (tests/guards takes them out)."""
+"""Guards in the runtime whose removal no other test would notice (tests/guards removes them)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Shop:
         self.begun, self.stopped = threading.Event(), threading.Event()
 
     def take_it_away(self) -> None:
-        """Somebody else ends the attempt that runs, and nobody runs the job again."""
+        """Another caller ends the running attempt, and no worker runs the job again."""
         assert self.begun.wait(SECONDS)
         self.store.pause("default", paused=True)
         self.end_it()
@@ -164,7 +164,7 @@ def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: py
             again.set()
         else:
             reading.set()
-            claimed.wait(1.0)  # it must not come
+            claimed.wait(1.0)  # the claim must not come
         return found
 
     def tell(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
@@ -405,7 +405,7 @@ def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
         shop.runs.append(1)
 
     job, after = pack.using(expires="1ms").enqueue(), threading.Event()
-    after.wait(0.05)  # its time itself
+    after.wait(0.05)  # until it has expired
     with shop.jobs.worker():
         until(lambda: shop.view(job).state is State.CANCELLED or shop.runs, "its end")
     assert shop.runs == []
@@ -762,7 +762,7 @@ def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, mon
 def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not because its lease is nearly over
     shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
 
     @shop.jobs.task
@@ -857,7 +857,7 @@ class Scanner:
         self.maintenance.judge.renewed(self.world.clock.boot(), [self.mine])
 
     def watch(self, seconds: float) -> None:
-        """Renew regularly for so long."""
+        """Renew regularly for this long."""
         for _ in range(round(seconds / 10)):
             self.beat(10)
 
@@ -894,7 +894,7 @@ def test_a_process_that_no_longer_renews_declares_no_worker_dead(scanner: Scanne
     scanner.watch(2 * LEASE)
     start(scanner.store)
     scanner.world.advance(LEASE - 1)
-    scanner.store.renew([scanner.mine])  # it landed, and nobody here has heard of it
+    scanner.store.renew([scanner.mine])  # it landed, but its answer never came
 
     assert not scanner.maintenance.judge.may_declare()
     assert scanner.dead() == set()
@@ -930,7 +930,7 @@ def test_a_declaration_that_was_delayed_in_flight_declares_no_worker_dead(
 
     def arrive_late(**given: Any) -> frozenset[str]:
         scanner.world.advance(2 * LEASE)
-        scanner.store.renew([scanner.mine])  # it was held up as well, and is carried out first
+        scanner.store.renew([scanner.mine])  # this renewal was held up, too, and is carried out first
         return declare(**given)
 
     monkeypatch.setattr(scanner.store, "declare_expired", arrive_late)
@@ -989,7 +989,7 @@ def carries(pid: int, token: str) -> bool:
 
 
 class Dealt:
-    """Where permits go back to."""
+    """Where permits are given back."""
 
     def __init__(self) -> None:
         self.settled: list[tuple[Permit, float | None]] = []
@@ -1059,7 +1059,7 @@ def test_a_permit_that_comes_after_a_poll_claimed_its_job_is_kept_until_the_outc
     permits.done([Lease(job_id, 1, me)])
     assert dealt.settled == [(permit, None)]
 
-    dealt.arriving = [permit, other]  # its job has ended: it may be used for others
+    dealt.arriving = [permit, other]  # its job has ended: the permit may be used for others
     assert permits.take()
     permits.offer({"default": 2})
     assert permits.offered == {"default": 2}
@@ -1078,7 +1078,7 @@ def test_a_newer_release_that_was_faster_stands() -> None:
 
 
 class Rival(MemoryStore):
-    """Somebody else is first, so many times."""
+    """Another process is first, `rivals` times."""
 
     rivals = 0
 
@@ -1118,7 +1118,7 @@ def test_a_guard_has_lost_its_lock_when_another_process_ended_its_run(tmp_path: 
 
 
 def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not because its lease is nearly over
     store = MemoryStore(system_clock())
     settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
 

@@ -1,4 +1,4 @@
-"""The servers and the faulty network that other tests stand on do what they say."""
+"""The servers and the faulty network that other tests rely on do what they say."""
 
 # pyright: reportUnknownMemberType=false
 # (nats-py leaves its options untyped, redis-py its answers)
@@ -246,7 +246,7 @@ def test_a_namespace_takes_its_streams_with_it() -> None:
     with server.namespace() as prefix:
         asyncio.run(add_stream(server.url, f"{prefix}_jobs"))
         asyncio.run(add_stream(server.url, f"kept_{prefix}"))
-    found = asyncio.run(streams(server.url))  # beside those of other tests of this process
+    found = asyncio.run(streams(server.url))  # along with those of other tests of this process
     assert [name for name in found if name and prefix in name] == [f"kept_{prefix}"]
 
 
@@ -532,7 +532,7 @@ def test_who_comes_just_when_a_proxy_refuses_is_not_left_open(databases: Databas
             done.set()
             for each in coming:
                 each.result()
-    gc.collect()  # an error here, of a socket that nobody has closed, fails this test
+    gc.collect()  # an error here, of a socket that was not closed, fails this test
 
 
 def test_a_half_closed_connection_ends_for_the_client_alone(database: str, proxy: Proxy) -> None:

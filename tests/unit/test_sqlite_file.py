@@ -219,7 +219,7 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
 
 
 def struck(at: int, call: Callable[[], object]) -> bool:
-    """Do it, with Ctrl-C at this step: an exception comes where a function is entered or one in C has returned."""
+    """Call it, with Ctrl-C at this step: the exception comes where a function is entered or one in C has returned."""
     steps = count()
 
     def step(_frame: object, event: str, _arg: object) -> None:
@@ -260,7 +260,7 @@ def test_ctrl_c_at_any_step_of_a_group_is_heard_by_whom_it_struck_and_costs_nobo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = with_a_table(tmp_path / "t.db")
-    turn = threading.RLock()  # so that the other one can be made to wait, and this thread to carry both
+    turn = threading.RLock()  # so that the other thread can be made to wait, and this one to write for both
     monkeypatch.setattr(database, "_turn", turn)
     seen: set[tuple[str, ...]] = set()
 

@@ -117,7 +117,7 @@ def test_ids_are_looked_for_in_their_index_alone(tmp_path: Path, said: dict[str,
 
 
 def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_path: Path) -> None:
-    """It has to look into each of them, and everybody else would wait for that."""
+    """It has to look into each of them, and every writer would wait for that."""
     store = SqliteStore(str(tmp_path / "tenure.db"))
     store.migrate()
     store.open()
@@ -136,7 +136,7 @@ def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_p
 
 
 def test_a_job_that_is_too_large_as_json_stops_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As JSON a text may be twice as long as it is stored. Then the claim was refused, and repeated for ever."""
+    """As JSON, a text may be twice as long as in its row. Such a claim used to be refused, and repeated for ever."""
     connect = DatabaseFile._connect
 
     def limited(file: DatabaseFile, *options: Any) -> apsw.Connection:

@@ -18,7 +18,7 @@ from tenure.stores.sqlite import SqliteStore, file
 BEGAN = 1_800_000_000_000
 EACH_LOOK = 100  #: instructions of SQLite's machine, of which a row that is looked at costs some ten
 
-#: A few of every kind, the oldest, and then as many completed ones as wanted, and half as many that wait in `bulk`.
+#: A few jobs of every kind, the oldest; then completed and queued ones in turn, all of these in `bulk`.
 FILL = """
     INSERT INTO jobs (id, state, task, queue, priority, run_at, solo, isolated, attempt, worker_id, started_at,
         last_activity_at, active_boot, ended_at, max_failures, max_crashes, retry_base, retry_cap, enqueued_at, meta,

@@ -1,4 +1,4 @@
-"""Waiting in SQLite, beside what knows nothing of it: the release before, and SQL."""
+"""Waiting in SQLite, alongside code that knows nothing of it: the release before, and SQL."""
 
 # pyright: reportUnknownMemberType=false
 # (apsw's stubs leave the type of a blob open)

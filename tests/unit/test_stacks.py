@@ -49,7 +49,7 @@ class Shop:
         self.begun = threading.Event()
 
     def seen(self, task: Task[[], Any], *, count: int = 1, innermost: str = "") -> list[Trace]:
-        """The traces of a job of this task, once there are so many and the first ends in that function."""
+        """The traces of a job of this task, once there are `count` of them and the first ends in `innermost`."""
 
         def there() -> list[Trace]:
             attempt = worker._serving._worker.running.get(job_id)
@@ -288,7 +288,7 @@ def test_the_first_of_two_orders_stands_and_one_of_a_newer_release_is_passed_ove
 @pytest.mark.parametrize("extra", ["", ',"of_a_newer_release":1'])
 def test_an_order_is_removed_however_its_text_was_written(extra: str) -> None:
     store, now = MemoryStore(system_clock()), datetime.now(UTC)
-    text = '{"verb":"drain","worker":"host-1-a","who":"ada","at":"%s","grace":30%s}'  # a grace that is no float
+    text = '{"verb":"drain","worker":"host-1-a","who":"ada","at":"%s","grace":30%s}'  # a grace that is not a float
     store.swap("order:host-1-a:stop", None, text % (now.isoformat(), extra))
     (order,) = orders.open_orders(store)
 
@@ -358,7 +358,7 @@ looks: list[str] = []
 
 
 class Proxy:
-    """It evaluates itself when it is looked into, as a lazy object does, and fails."""
+    """An object that evaluates itself when it is inspected, as a lazy one does, and fails."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         object.__setattr__(self, "run", run)

@@ -1,4 +1,4 @@
-"""Worker processes as their supervisor sees them: killed from any thread, and watched beside a store that is silent."""
+"""Worker processes as their supervisor sees them: killed from any thread, and watched while the store is silent."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def with_child(told: Path) -> tuple[WorkerProcess, int]:
 
 
 def die(worker: WorkerProcess, number: int) -> None:
-    """It has ended by itself, and nobody has reaped it."""
+    """The process has ended by itself, and was not reaped."""
     os.kill(worker.process.pid, number)
     os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -169,7 +169,7 @@ def test_a_pid_is_not_killed_once_its_process_was_reaped(
 
 
 def test_a_worker_can_be_killed_while_its_supervisor_waits_for_its_end(worker: WorkerProcess) -> None:
-    """As where a process is not told of an exit, and waits once the link to the worker has closed."""
+    """As where no pidfd tells of the exit: the supervisor waits once the link to the worker has closed."""
     ended: list[Any] = []
     waits = threading.Thread(target=lambda: ended.append(worker.wait()))
     waits.start()
@@ -179,7 +179,7 @@ def test_a_worker_can_be_killed_while_its_supervisor_waits_for_its_end(worker: W
 
 
 class Stalls:
-    """A watch of one worker whose loop is blocked, beside a store that answers when it is let."""
+    """A watch of one worker whose loop is blocked, next to a store that answers when a test lets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.answers, self.answered, self.task = 2.0, threading.Event(), 0, "pack"

@@ -55,7 +55,7 @@ def test_jobs_are_kept_in_memory_and_run_when_told_to(jobs: Tenure) -> None:
 
 
 def test_a_worker_within_a_test_leaves_all_jobs_to_drain(tmp_path: Path) -> None:
-    """Those of the test, and those of the real store, which a worker would run for good."""
+    """Jobs of the test, and jobs of the real store, which a worker would really run."""
     jobs, ran = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll"), Event()
 
     @jobs.task
@@ -201,7 +201,7 @@ def test_a_failure_waits_for_its_retry_and_then_the_jobs_death_raises_its_error(
 
 @dataclass(frozen=True)
 class Failing:
-    """A handler that fails, what `drain` raises of it, and a line of the traceback."""
+    """A handler that fails, what `drain` raises for it, and a line of the traceback."""
 
     declare: Callable[[Tenure], Task[[], Any]]
     raises: type[BaseException]
@@ -600,7 +600,7 @@ def test_a_resource_or_around_that_can_not_be_one_is_refused(jobs: Tenure) -> No
 
 
 class Till:
-    """What a handler acts on: it counts, and knows no keys."""
+    """What a handler acts on: it records every charge, and knows no keys."""
 
     def __init__(self) -> None:
         self.paid: list[int] = []
@@ -1043,7 +1043,7 @@ def test_a_job_that_loses_half_of_its_work_in_a_crash_is_detected(jobs: Tenure) 
 
     @jobs.task
     def pay(order: int) -> None:
-        if order in paid:  # so that nothing is done twice, it thinks
+        if order in paid:  # meant to prevent a second payment
             return
         mark(order)
         mail(order)
@@ -1238,7 +1238,7 @@ def test_what_a_handler_has_entered_it_leaves(jobs: Tenure) -> None:
 def test_a_garbage_collection_within_a_handler_is_no_call_of_it(jobs: Tenure) -> None:
     collected = 0
 
-    def look_on(phase: str, _: object) -> None:  # as a library may have left one
+    def look_on(phase: str, _: object) -> None:  # like one that a library may have left
         nonlocal collected
         collected += phase == "start"
 

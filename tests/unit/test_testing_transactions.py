@@ -231,7 +231,7 @@ def test_jobs_whose_transaction_never_ended_are_named(engine: Engine) -> None:
             handle = pay.using(tx=session).enqueue(1)
         assert f"pay {handle.id}" in str(warned[0].message)
         assert warned[0].filename == __file__
-        session.commit()  # nobody listens any more
+        session.commit()  # no listener is left
 
 
 def test_nothing_listens_after_the_test(engine: Engine) -> None:
@@ -310,7 +310,7 @@ def test_a_job_follows_the_transaction_of_a_driver_s_connection(shop: Shop, driv
     driver("BEGIN")
     driver.enqueue(shop.pay, 2)
     driver("ROLLBACK")
-    driver("BEGIN")  # another one is open when the queue is looked at
+    driver("BEGIN")  # another transaction is open when the queue is looked at
     driver.enqueue(shop.pay, 3)
     assert shop.orders == [1]
     driver("COMMIT")

@@ -48,7 +48,7 @@ def no_attempts(_: str) -> Sequence[AttemptView]:
 
 
 def declared(now: datetime = NOON, **options: Any) -> Schedule:
-    """A schedule as it stands after it was declared; hourly, named s."""
+    """A schedule as it is once declared; hourly, named s."""
     new = schedule(**{"name": "s", "rule": "every 1h", **options})
     change = Plan(Standing(new.but(rev=0)), now).declare(new).change()
     assert change is not None
@@ -72,7 +72,7 @@ def job(state: State, job_id: str = "job", **options: Any) -> JobView:
 
 
 def run(seconds: float, state: State | None = State.PROCESSING, cause: str = "tick", **options: Any) -> Run:
-    """An open run of the tick so many seconds after noon, with a job in that state (None: deleted)."""
+    """An open run of the tick `seconds` after noon, with a job in that state (None: deleted)."""
     opened: dict[str, Any] = {"schedule": "s", "tick": at(seconds), "cause": cause, "decided_at": at(seconds)}
     view = None if state is None else job(state, f"job-{seconds:g}", **options)
     return Run(Tick(**opened, job_id=f"job-{seconds:g}"), view, None)
@@ -259,7 +259,7 @@ def test_skip_runs_the_newest_tick_that_is_still_on_time() -> None:
 
 
 def caught_up(stands: Schedule, now: float, takes: float) -> tuple[list[float | None], list[tuple[Any, ...]]]:
-    """Fire until nothing waits; each run takes so long. Which ran, in order, and what else the history says."""
+    """Fire until nothing waits; each run takes `takes` seconds. Which ran, in order, and what else the history says."""
     ran, notes, runs = list[float | None](), list[tuple[Any, ...]](), tuple[Run, ...]()
     for _ in range(200):
         change = Plan(Standing(stands, runs), at(now)).close(no_attempts).fire().change()
@@ -870,7 +870,7 @@ def test_what_a_command_printed_is_kept_with_its_run() -> None:
     assert [tick.output for tick in change.ticks] == ["tail ☃"]
 
 
-# ── by an operator's word ──
+# ── at an operator's request ──
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

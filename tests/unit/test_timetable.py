@@ -1,4 +1,4 @@
-"""Schedules in a store, from their declaration to the health of their last run; fired by several, led by nobody."""
+"""Schedules in a store, from their declaration to the health of their last run; fired by several, led by none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = 3_600.0
 
 
 class Bell(PollNotifier):
-    """Remembers what it rang."""
+    """Remembers its rings."""
 
     def __init__(self) -> None:
         self.rung: list[Ring] = []
@@ -48,7 +48,7 @@ class Clockwork:
         return self.zero + timedelta(hours=hours)
 
     def advance(self, hours: float) -> None:
-        """Time passes, and nobody is there."""
+        """Time passes, and no supervisor is there."""
         self.world.advance(hours * HOUR)
 
     def fire(self, hours: float = 0.0) -> float | None:
@@ -58,7 +58,7 @@ class Clockwork:
         return next_due
 
     def work(self, outcome: Outcome | None = None, *, takes: float = 0.0) -> str:
-        """Claim one job and end it so; its id."""
+        """Claim one job and end it with this outcome; its id."""
         lease = claim_one(self.store, start(self.store))
         self.advance(takes)
         assert finish(self.store, lease, outcome or Completed()) is not None
@@ -273,7 +273,7 @@ def told_by_schedules(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecor
 
 
 class Rivals(MemoryStore):
-    """Before a change lands, somebody else changes the same schedules, so many times."""
+    """Before a change lands, another process changes the same schedules, `rivals` times."""
 
     rivals = 0
 
@@ -766,7 +766,7 @@ def test_a_guard_that_was_not_called_is_overdue(clock: Clockwork) -> None:
 
 
 def called(clock: Clockwork, host: str, *, ends: bool = True) -> Began | Held:
-    """Somebody's cron calls the guard `g` on that host; its command succeeds at once, if it ends."""
+    """Cron on that host calls the guard `g`; if `ends`, its command succeeds at once."""
     worker = start(clock.store, runner="guard", queues=(), host=host)
     (found,) = clock.store.schedules(["g"])
     plan = Plan(Standing(found.schedule, found.runs), clock.store.now()).close(clock.store.attempts)

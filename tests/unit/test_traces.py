@@ -65,7 +65,7 @@ class Shop:
         self.double = double
 
     def spans(self, *names: str) -> list[ReadableSpan]:
-        """Wait for spans of these names; then those, in their order."""
+        """Wait for spans of these names; returns them in the order of the names."""
 
         def arrived() -> list[ReadableSpan]:
             found = sorted(self.exported.get_finished_spans(), key=lambda span: (span.name, span.start_time or 0))
@@ -85,7 +85,7 @@ class Shop:
         return view.state if view is not None and view.state in ENDED else None
 
     def put(self, *metas: str) -> list[JobHandle[Any]]:
-        """Jobs with this in their meta, stored as by somebody else."""
+        """Jobs with this in their meta, stored as by another program."""
         ids = [str(self.double.bind(1).id) for _ in metas]
         drafts = [
             Draft(id=id_, task="double", payload='{"n":1}', meta=meta) for id_, meta in zip(ids, metas, strict=True)

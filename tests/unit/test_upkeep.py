@@ -12,7 +12,7 @@ from tenure.supervisor.upkeep import Upkeep
 
 
 def test_each_attempt_that_hangs_has_its_own_time_to_be_stopped_by_its_worker() -> None:
-    """The next attempt of a job is another lease: it must not be killed for the silence of the one before."""
+    """The next attempt of a job has another lease: it must not be killed for the silence of the one before."""
     now, killed = [0.0], list[str]()
     hung: list[Hung] = []
     shared = SimpleNamespace(

@@ -79,7 +79,7 @@ def test_a_gatherer_and_its_signal_in_few_slots(jobs: Tenure) -> None:
 def test_of_two_jobs_that_begin_to_wait_for_each_other_at_one_moment_one_is_refused(
     jobs: Tenure, verbs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both look for a circle at once, before either has given its slot back: else both would wait for good."""
+    """Both look for a circle at one moment, before either has given its slot back: else both would wait for good."""
     both, handles, look = threading.Barrier(2), dict[int, JobHandle[str]](), waits.circle
 
     def look_together(*asked: Any) -> list[str]:

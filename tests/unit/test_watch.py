@@ -41,7 +41,7 @@ class Rig:
         return [each.id for each in self.store.enqueue([draft() for _ in range(jobs)])]
 
     def seen(self, jobs: int, looks: int = 1) -> None:
-        """Wait until so many jobs were looked at together, so many times."""
+        """Wait until at least `jobs` jobs were looked at together, `looks` times."""
         while sum(each >= jobs for each in self.looks) < looks:
             time.sleep(0.005)
 
@@ -54,14 +54,14 @@ def rig() -> Iterator[Rig]:
 
 
 def _stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the time that it is: a leap would end whatever else counts by it in this process."""
+    """At its current time: a leap would end whatever else in this process counts by it."""
     now = time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     monkeypatch.setattr(module.time, "thread_time", lambda: 0.0)
 
 
 def test_looks_at_a_job_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a clock that stands: what a look takes does not count."""
+    """Under a stopped clock: the time that a look takes does not count."""
     (job_id,) = rig.put()
     _stop_the_clock(monkeypatch)
     looks = module._Looks(rig.look)
@@ -173,7 +173,7 @@ def test_the_thread_ends_when_nobody_waits_and_starts_again(rig: Rig, monkeypatc
 
 
 def test_a_signal_that_does_not_interrupt_the_wait_is_noticed_soon(rig: Rig) -> None:
-    """One that comes just before the main thread waits; `interrupt_main` is like it. It was noticed at the end only."""
+    """One that comes just before the main thread waits, as by `interrupt_main`, used to be noticed only at the end."""
     (job_id,) = rig.put()
     ended = threading.Event()
 

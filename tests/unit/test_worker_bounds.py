@@ -55,7 +55,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> SlowLine:
 
 
 def made(store: SlowLine, number: int, result: str, *, slots: int) -> list[Any]:
-    """Run so many jobs with this result; their ids."""
+    """Run this many jobs with this result; their ids."""
     jobs = Tenure("memory:", notifier="poll", retry=Retry(1))
     jobs.configure({"poll_interval": "50ms", "grace": "0s"})
     together = threading.Barrier(slots)
@@ -183,7 +183,7 @@ class Bell:
     def close(self) -> None: ...
 
     def ring(self, *rings: Ring) -> None:
-        """Returns when they were heard, and what they made the worker do has begun."""
+        """Returns once they are heard and the worker has begun what they make it do."""
         self.waiting += rings
         until(lambda: not self.waiting, "the rings are heard")
         before = self.looks

@@ -1,4 +1,4 @@
-"""A live dashboard on a store, in processes of its own, and a browser that lets nothing pass.
+"""A live dashboard on a store, in processes of its own, and a browser that tolerates no error.
 
     with system(url, folder, "demo", "--web") as live, chromium() as browser, visits_of(browser) as visits:
         visits(live.url).goto("/try")
@@ -72,7 +72,7 @@ class System:
     below: set[int] = field(default_factory=set[int])  #: pids that were ever seen below its own
 
     def workers(self) -> list[int]:
-        """Pids of its live workers, and of nobody else's."""
+        """Pids of its live workers, and of no others."""
         below = {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
         self.below.update(below)
         return [row.identity.pid for row in self.store.workers() if row.identity.pid in below]
@@ -85,8 +85,8 @@ class System:
 def system(
     store_url: str, folder: Path, *command: str, namespace: str = "tenure", by_way_of: str = "", **env: str
 ) -> Generator[System]:
-    """`tenure COMMAND` at a free port, until it is over. `by_way_of`: another URL by which it reaches the same store,
-    which may be away now and then; else it must not have complained of anything."""
+    """`tenure COMMAND` at a free port, ended with the block. `by_way_of`: another URL by which it reaches the same
+    store, which may be away now and then; without it, the command must not have complained of anything."""
     runtime = tempfile.mkdtemp(prefix="tn")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     ours = {
@@ -118,7 +118,7 @@ def system(
         yield live
         live.workers()
         _stop(process)
-        deadline = time.monotonic() + PATIENCE_SECONDS  # whom nobody waits for is gone a moment later
+        deadline = time.monotonic() + PATIENCE_SECONDS  # a process that nothing waits for is gone a moment later
         while left := [pid for pid in live.below if psutil.pid_exists(pid) and not _is_zombie(pid)]:
             if time.monotonic() > deadline:
                 break
@@ -139,7 +139,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
         try:
             process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # its log says what each thread was at
+            process.send_signal(signal.SIGABRT)  # its log says what each thread was doing
             process.wait()
 
 
@@ -154,7 +154,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 class NoBrowser(Exception):
-    """There is none to drive. The tests fail then: skipped ones would say nothing, and look well."""
+    """There is no browser to drive. The tests then fail: skipped ones would prove nothing, and look good."""
 
 
 def find_chromium() -> str:
@@ -213,7 +213,7 @@ class Complaints:
 
 
 class Visits:
-    """Contexts of one browser; each is a person of their own, with cookies of their own."""
+    """Contexts of one browser; each is a separate person, with their own cookies."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser

@@ -1,4 +1,4 @@
-"""The stores that a dashboard is watched on, and one browser a module: starting it is dear."""
+"""The stores that a dashboard is watched on, and one browser a module: starting one is expensive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .browser import NoBrowser, Visits, chromium, find_chromium, visits_of
 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dashboards made in this process do as if nothing ever held them up.
+    """Dashboards made in this process behave as if nothing ever held them up.
 
     What a read costs is measured by the real clock: one that was held up for a moment is kept for 60 times as long, and
     for a while even after somebody acted. And the health page gives a store two seconds.
@@ -46,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "browser" in getattr(item, "fixturenames", ()):  # what they share is dear to start: one process has them all
+        if "browser" in getattr(item, "fixturenames", ()):  # they share what is expensive to start: one process
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
@@ -59,6 +59,6 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def visits(browser: Browser) -> Iterator[Visits]:
-    """Whoever visits. What goes wrong in their browsers fails the test."""
+    """The visitors. What goes wrong in their browsers fails the test."""
     with visits_of(browser) as visits:
         yield visits

@@ -2,7 +2,7 @@
 
     python -m tests.web.screenshots FOLDER [NAME…] [--minutes 10]
 
-With names, only the pages whose names have one of them in it. It works for so long first, for charts with a past.
+With names, only the pages whose names contain one of them. First the demo works for these minutes, for the charts.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def pages(stocked: Stock) -> dict[str, str]:
 
 @contextmanager
 def shop(folder: Path) -> Generator[tuple[System, Stock]]:
-    """A demo with workers, and more than it brings itself."""
+    """A demo with workers, and more data than it comes with."""
     with system(f"sqlite:///{folder / 'shop.db'}", folder, "demo", "--web") as live:
         stocked = stock(live.store, load({"url": live.store.url}), TEXTS.__getitem__)
         live.store.pause(TEXTS["queue"], paused=False)

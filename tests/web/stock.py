@@ -21,7 +21,7 @@ from tenure.schedules.declarations import schedule
 from tenure.schedules.timetable import Timetable
 from tenure.worker.job_log import LogLine, encode
 
-Say = Callable[[str], str]  #: the text for a field, by its name
+Say = Callable[[str], str]  #: the text for a field, by the field's name
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def _worker(say: Say, name: str) -> WorkerIdentity:
     return WorkerIdentity(
         id=say(name),
         host=say("host"),
-        pid=2**22 + 1,  # of nobody
+        pid=2**22 + 1,  # of no process
         started="1",
         boot_id=system_clock().boot_id,  # a lease on SQLite counts in this boot only
         pid_namespace="another",

@@ -1102,7 +1102,7 @@ def test_it_answers_in_another_app_too_and_says_where_it_is(api: Api) -> None:
     refused(host("GET", f"/ops/api/v1/jobs/{NOWHERE}"), 404)
 
 
-#: What no parser, or not every one, makes a value of.
+#: What no parser, or not every one, turns into a value.
 MALFORMED = {
     "cut off": b'{"task": "gr',
     "not UTF-8": b"\xff\xfe\x00",
@@ -1164,7 +1164,7 @@ def scope_of(api: Api, path: str, **headers: str) -> dict[str, Any]:
 
 
 async def events_of(api: Api, most: int) -> AsyncGenerator[dict[str, Any]]:
-    """As they come."""
+    """Its events, as they come."""
     sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     listening = asyncio.create_task(api.app(scope_of(api, "/api/v1/events"), asyncio.Event().wait, sent.put))
     numbers = count(1)
@@ -1190,7 +1190,7 @@ def test_events_tell_all_at_first_then_what_changed(api: Api, store: Store) -> N
                 told.append(event)
                 if len(told) == 1:
                     await asyncio.to_thread(put, store)
-                elif "counts" in event:  # the queue may come before: it is another read
+                elif "counts" in event:  # the queue may come first: it is another read
                     break
         return told
 

@@ -1,4 +1,4 @@
-"""The API keeps the contract that it tells of itself, whatever it is asked: on every store, with something in it."""
+"""The API keeps the contract that it publishes, whatever it is asked: on every store, with something in it."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def url(world: World, store: Store, tmp_path: Path) -> Iterator[str]:
 
 
 def there(store: Store) -> dict[str, list[str]]:
-    """What is really there, by the parameter that names it."""
+    """What really exists, by the parameter that names it."""
     ids = [job.id for job in store.search(Filter(), limit=200).jobs]
     return {"id": ids, "name": [*(each.schedule.name for each in store.schedules()), *QUEUES]}
 
 
 def ask(operation: Any, mode: GenerationMode, url: str, names: dict[str, list[str]]) -> None:
-    """Ask for a good many things, of strangers and of what is there; the first answer that breaks the contract."""
+    """Ask for many things that are there or not; raises at the first answer that breaks the contract."""
     label = operation.definition.raw["operationId"]
     beyond = [positive_data_acceptance] if label in BEYOND_SCHEMA else []
     headers = {"Authorization": f"Bearer {SECRET}"}
@@ -143,7 +143,7 @@ def ask(operation: Any, mode: GenerationMode, url: str, names: dict[str, list[st
         for name in case.path_parameters if real else ():
             case.path_parameters[name] = real[name] if real else ""
         response = case.call(base_url=url, headers=headers)
-        excluded = [*beyond, negative_data_rejection] if real else beyond  # what was bad may be good now
+        excluded = [*beyond, negative_data_rejection] if real else beyond  # a bad path may be a good one now
         case.validate_response(response, headers=headers, excluded_checks=excluded)
 
     real = st.none() | st.fixed_dictionaries({name: st.sampled_from(values) for name, values in names.items()})

@@ -26,7 +26,7 @@ from tenure.web.security import Visit
 from web.test_security import Place, running
 
 ROOT = "root-secret-0123456789"
-LONG = "9" * 5000  #: digits: more than Python makes a number of
+LONG = "9" * 5000  #: digits: more than Python converts to a number
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +127,8 @@ def test_a_read_that_began_before_somebody_acted_is_not_kept_as_new(monkeypatch:
     go_on.set()
     looking.join(60)
 
-    now[0] += 5.0  # what was dear is read again a little later
-    memo.get("counts", lambda: truth[0], fresh=3600.0)  # aside
+    now[0] += 5.0  # what was expensive is read again a little later
+    memo.get("counts", lambda: truth[0], fresh=3600.0)  # in the background
     with memo._cell("counts").lock:
         pass
     found = memo.get("counts", lambda: truth[0], fresh=3600.0)
@@ -151,7 +151,7 @@ def test_who_connects_and_asks_for_nothing_is_sent_away(app: Any, monkeypatch: p
 
 
 HELLO = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-#: What a client sends that means to keep its connection, and no more.
+#: What a client sends that only wants to keep its connection.
 SLOW = {
     "nothing": b"",
     "half a header": b"GET /jobs HTTP/1.1\r\nHost: local",
@@ -204,7 +204,7 @@ def test_a_client_that_sends_too_slowly_is_disconnected(sent: bytes, app: Any, m
 
 @pytest.mark.thorough
 def test_a_client_that_does_not_read_is_disconnected(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a response that nobody reads would hold its place for ever: streams have 500."""
+    """Otherwise a response that nobody reads would hold its place for ever: streams have 500."""
     monkeypatch.setattr(server, "_UNREAD_SECONDS", 1)
     ended = Event()
 
@@ -229,7 +229,7 @@ def test_a_client_that_does_not_read_is_disconnected(app: Any, monkeypatch: pyte
 
 
 def test_the_health_page_has_a_place_when_all_others_are_taken(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By requests in progress, which nobody sends away."""
+    """By requests in progress, which are not sent away."""
     monkeypatch.setattr(server, "_MOST_CONNECTIONS", 5)
     reached, most = Semaphore(0), 5
 
@@ -252,7 +252,7 @@ def test_the_health_page_has_a_place_when_all_others_are_taken(app: Any, monkeyp
 
 
 def kept(place: Place) -> HTTPConnection:
-    """A connection that is not opened again once it was closed."""
+    """A connection that is not reopened once it is closed."""
     at = urlsplit(place.url)
     connection = HTTPConnection(at.hostname or "", at.port, timeout=60)
     connection.connect()

@@ -1,6 +1,6 @@
 """The dashboard in a real browser: each button and form, pages that move, and a worker that is killed.
 
-The tests of a store share one demo, and each keeps to its own jobs; the last word on what is shown has the store.
+The tests of a store share one demo, and each keeps to its own jobs; the store has the last word on what is shown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def rows(page: Page) -> Locator:
 
 
 def shelve(live: System, count: int, queue: str, task: str = "greet", **options: Any) -> list[str]:
-    """Jobs in a queue that nobody serves, oldest first."""
+    """Jobs in a queue that no worker serves, oldest first."""
     drafts = [Draft(id=new_id(), task=task, payload='{"name":"Ada"}', queue=queue, **options) for _ in range(count)]
     live.store.enqueue(drafts)
     return [draft.id for draft in drafts]
@@ -245,7 +245,7 @@ def test_jobs_are_found_and_acted_on_one_by_one_and_all_that_match(live: System,
     press(page, "Replay", "queued again")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     copy = page.get_by_role("button", name="Copy id")
-    # It says so for a second and a half, which whoever looks now and then may miss.
+    # It says so for a second and a half, which an occasional look may miss.
     copy.evaluate(
         "each => new MutationObserver(() => { window.said ??= each.textContent; }).observe(each, { childList: true })"
     )

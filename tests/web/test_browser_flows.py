@@ -44,7 +44,7 @@ def report(store: Store, name: str, pages: int = 20) -> tuple[str, list[Draft]]:
 
 
 def work(store: Store, queue: str, *outcomes: Outcome) -> list[str]:
-    """So many jobs of this queue end so, the oldest first."""
+    """The oldest jobs of this queue end with these outcomes, in order."""
     worker = start(store, queues=(queue,), boot_id=system_clock().boot_id)
     claimed = claim(store, worker, len(outcomes), queue=queue)
     assert len(claimed) == len(outcomes)
@@ -141,7 +141,7 @@ def test_a_signal_is_sent_by_its_form_and_what_was_typed_outlives_a_mistake(live
 
     page.get_by_label("Its value, JSON").fill('{"by": ')
     page.get_by_role("button", name="Send").click()
-    expect(page.locator("#live")).to_have_text("live")  # and what is streamed leaves both alone
+    expect(page.locator("#live")).to_have_text("live")  # and what is streamed leaves the field and the alert alone
     store.signal(job_id, "own:other", "1")
     expect(page.locator("main")).to_contain_text("other sent")
     expect(page.get_by_role("alert")).to_contain_text("expected JSON")

@@ -63,7 +63,7 @@ _KINDS = ("processing", "completed", "crashed", "edited", "cancelled", "schedule
 
 
 def pages(stocked: Stock) -> list[str]:
-    """One of each kind, and those that tell of an error."""
+    """One of each kind, and those that report an error."""
     jobs = stocked.jobs
     return [
         "/",
@@ -200,7 +200,7 @@ def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_th
 
 
 def _move(live: System, stocked: Stock, page: Page, *, times: int) -> None:
-    """The job reports so often, and each time the page has shown it."""
+    """The job reports this many times, and the page shows it each time."""
     lease = Lease(stocked.jobs["processing"], 1, stocked.worker)
     for number in range(times):
         message = f"round {number}"

@@ -1,4 +1,4 @@
-"""Whatever stands in a store is text, and whoever may not see or do something does not: in a real browser."""
+"""Whatever is in a store is shown as text, and nobody sees or does what they may not: in a real browser."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
 def test_what_the_policy_forbids_is_kept_from_running_and_told_by_browser_and_server(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """That it all was quiet above means something."""
+    """So the silence of the tests above means something."""
     store = f"sqlite:///{tmp_path / 'tenure.db'}"
     with system(store, tmp_path, "demo", "--web", by_way_of=store) as live, visits_of(browser) as visits:
         page = visits(live.url)
@@ -200,7 +200,7 @@ def test_what_the_policy_forbids_is_kept_from_running_and_told_by_browser_and_se
         deadline = time.monotonic() + PATIENCE_SECONDS
 
         def until(text: str, told: Callable[[], str]) -> None:
-            """Each comes a little later than what it tells of."""
+            """Each complaint comes a little later than what it is about."""
             while text not in told():
                 assert time.monotonic() < deadline, f"nobody told {text!r}\n{told()}"
                 page.wait_for_timeout(50)

@@ -129,7 +129,7 @@ def lived(night: Night, job_id: str, seconds: float) -> None:
 
 
 class Hands:
-    """Somebody who clicks, and is counted."""
+    """Somebody who clicks, with a count of the clicks."""
 
     def __init__(self, page: Page) -> None:
         self.page, self.clicks, self.steps = page, 0, 0
@@ -292,7 +292,7 @@ def test_on_a_phone_a_long_list_is_folded_until_all_of_it_is_asked_for(night: Ni
     expect(letters).to_have_count(25)
 
 
-#: Times that stick out of what they stand in, and what overlaps in a card: a time of another day is long.
+#: Times that overflow their card, and what overlaps in a card: a time of another day is long.
 LEAVES = """() => [...document.querySelectorAll('main time')].filter(each => {
         const box = each.getBoundingClientRect(), card = each.closest('dd, td, li, p, .panel') || document.body
         const around = card.getBoundingClientRect()

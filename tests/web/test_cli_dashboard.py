@@ -156,7 +156,7 @@ def test_a_browser_that_does_not_return_before_it_has_the_page_is_given_it(folde
 def test_with_json_it_says_one_line_of_json(folder: Path) -> None:
     with running(folder, "shop", *ANYWHERE, "--json") as dashboard, dashboard.client() as client:
         assert json.loads(dashboard.said) == {"url": dashboard.url, "store": f"sqlite:///{folder}/tenure.db"}
-        deadline = time.monotonic() + 60  # of a store that takes longer than two seconds it says that it is away
+        deadline = time.monotonic() + 60  # if a store takes longer than two seconds, it says that the store is away
         while client.get("/healthz").status_code != 200:
             assert time.monotonic() < deadline, dashboard.log
         assert client.get("/healthz", headers={"Host": "rebound.example"}).status_code == 421

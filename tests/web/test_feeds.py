@@ -1,4 +1,4 @@
-"""What runs for the pages that somebody watches ends when it is told to, whatever it is at just then."""
+"""What runs for the pages that somebody watches ends when it is told to, whatever it is doing at that moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _watch(feeds: Feeds, key: Any) -> None:
 
 
 def test_streams_and_looks_end_at_the_first_word_also_when_news_come_with_it(feeds: Feeds) -> None:
-    """A cancel that was swallowed left a look for ever, and a dashboard that was told to stop never did."""
+    """A swallowed cancel once left a look running for ever, and a dashboard that was told to stop never did."""
 
     async def look_and_leave() -> set[asyncio.Task[Any]]:
         ours = asyncio.current_task()

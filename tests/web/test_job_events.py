@@ -36,7 +36,7 @@ def in_memory(_: Path) -> Callable[[Clock], Store]:
     return MemoryStore
 
 
-#: For what is the same on every store.
+#: For tests of what is the same on every store.
 once = pytest.mark.parametrize("new_world", [in_memory], indirect=True, ids=["memory"])
 
 

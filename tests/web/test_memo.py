@@ -1,4 +1,4 @@
-"""Reads are made once for all who look, and more rarely the dearer they are."""
+"""A read is made once for all who look, and the more it costs, the more rarely."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def known_as_dear(clock: Clock, memo: Memo, key: str = "k") -> Callable[[], int]
     memo.get(key, read, fresh=0.0)
     clock.now += 2.1
     memo.get(key, read, fresh=0.0)
-    with memo._cell(key).lock:  # it was read aside
+    with memo._cell(key).lock:  # it was read in the background
         return read
 
 
@@ -117,7 +117,7 @@ def test_what_had_not_begun_when_it_was_closed_can_be_read_afterwards(clock: Clo
 
     for key in "ab":
         memo.get(key, slowly, fresh=0.1)
-    began.wait(60)  # both who read aside are busy
+    began.wait(60)  # both background readers are busy
     assert memo.get("c", lambda: 2, fresh=0.1) == 1
     memo.close()
     go_on.set()

@@ -65,7 +65,7 @@ def web(store: Store, settings: Settings, tmp_path: Path) -> Web:
 
 @dataclass(frozen=True)
 class Made:
-    """A flow, and its jobs by the tasks that they are of."""
+    """A flow, and its jobs by their tasks."""
 
     id: str
     jobs: Mapping[str, list[str]]
@@ -76,7 +76,7 @@ class Made:
 
 
 def flow(store: Store, name: str, **steps: tuple[int, tuple[str, ...]]) -> Made:
-    """`flow(store, "x", fetch=(1, ()), page=(5, ("fetch",)))`: so many jobs of a task, each after all of those."""
+    """`flow(store, "x", fetch=(1, ()), page=(5, ("fetch",)))`: this many jobs of a task, each after all those tasks."""
     made = Made(new_id(), {})
     drafts: list[Draft] = []
     for task, (number, before) in steps.items():
@@ -91,7 +91,7 @@ def flow(store: Store, name: str, **steps: tuple[int, tuple[str, ...]]) -> Made:
 
 
 def diamond(store: Store, name: str = "diamond", last: Outcome = DEAD) -> Made:
-    """Its second side ends so; what is below waits."""
+    """Its second side ends with `last`; what is below waits."""
     sides = {"resize": (1, ("fetch",)), "describe": (1, ("fetch",))}
     made = flow(store, name, fetch=(1, ()), **sides, publish=(1, ("resize", "describe")))
     end(store, made.one("fetch"))

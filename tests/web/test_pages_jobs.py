@@ -71,7 +71,7 @@ class Web:
         return to, unescape(flash[1]) if flash else ""
 
     def refused(self, path: str, status: int, **fields: str | Sequence[str]) -> str:
-        """What the page says that a form is answered with instead."""
+        """What the page says that refuses a form."""
         answer = asyncio.run(self._send("POST", path, **fields))
         assert answer.status_code == status, (answer.status_code, said(answer.text))
         return answer.text
@@ -471,7 +471,7 @@ def test_a_waiting_job_says_why_it_does_not_run_and_what_to_do(web: Web, store: 
 
 
 def test_payloads_are_shown_to_those_who_may_see_them(web: Web, store: Store, admin: Admin) -> None:
-    lease = running(store, payload='{"n": 42424242}')  # which no id or host's name happens to hold
+    lease = running(store, payload='{"n": 42424242}')  # which no id or host name happens to contain
     store.progress([Progress(lease=lease, checkpoint='"page 99"', log=encode([LogLine(store.now(), "info", "psst")]))])
     store.finish([(lease, Completed('"done 77"'))])
     acted = admin.jobs.replay_edited(lease.job_id, {"n": 5})

@@ -178,7 +178,7 @@ def test_a_page_on_which_only_time_passes_sends_nothing(world: World, store: Sto
     assert blocks() == before
 
 
-#: What pages once said, and what they say now says better.
+#: What pages once said, and now say better.
 ODD = ("It is a dead letter", " goes on.", "None here", "May be empty.", "the chosen", "are allowed", "cause is mended")
 
 
@@ -205,7 +205,7 @@ def test_an_empty_store_is_met_with_first_steps(pages: Dashboard) -> None:
 
 
 def test_when_all_is_well_it_says_so_and_what_it_looked_at(pages: Dashboard, store: Store) -> None:
-    """Among them a queue which is empty, as the page lists it, too."""
+    """That includes an empty queue, since the page lists it, too."""
     store.finish([(running(store), Completed("1"))])
 
     said = words(pages.get("/"))
@@ -514,7 +514,7 @@ def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: W
 
 
 def crew(store: Store, hosts: int, each: int, **options: Any) -> list[str]:
-    """Live workers on so many hosts; their ids."""
+    """Live workers on this many hosts; their ids."""
     found = [
         identity(id=f"host{host:03}-{number}-abc", host=f"host{host:03}", slots=10, queues=(f"queue{host}",), **options)
         for host in range(hosts)
@@ -683,7 +683,7 @@ def served(app: Any, at: str = "127.0.0.1:0") -> Generator[str]:
 
 @pytest.fixture
 def url(store: Store, jobs: Tenure, tmp_path: Path) -> Iterator[str]:
-    """Where whoever comes is `local`."""
+    """A dashboard where every visitor is `local`."""
     settings = load(environ={}, folder=tmp_path)
     with served(create(lambda: Admin(store, PollNotifier(), settings), settings, tasks=jobs.tasks, demo=DEMO)) as url:
         yield url
@@ -798,7 +798,7 @@ def test_old_values_stay_and_are_marked(
     expect(tab.locator("#trouble")).to_contain_text(says)
     expect(tab.locator("#queue-reports")).to_be_visible()
     assert tab.locator("html").evaluate("html => html.classList.contains('stale')")
-    tab.unroute_all(behavior="wait")  # the page goes on asking, and what is answered after it is closed is an error
+    tab.unroute_all(behavior="wait")  # the page goes on asking, and an answer after it is closed is an error
 
 
 def test_a_dashboard_that_goes_away_is_told_and_found_again(
@@ -806,7 +806,7 @@ def test_a_dashboard_that_goes_away_is_told_and_found_again(
 ) -> None:
     settings = load(environ={}, folder=tmp_path)
     app = create(lambda: Admin(store, PollNotifier(), settings), settings, tasks=jobs.tasks, demo=DEMO)
-    # Twice at the same place: one that no client is given for its own end of a connection meanwhile.
+    # Twice at the same port: one that no client gets for its own end of a connection meanwhile.
     with served(app, f"127.0.0.1:{free_port()}") as url:
         tab = visits(url)
         visits.excuse(tab, "net::ERR_")

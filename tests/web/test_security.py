@@ -89,7 +89,7 @@ class Place:
         at = urlsplit(self.url)
         answer = b""
         with socket.create_connection((at.hostname or "", at.port or 0), timeout=60) as sock:
-            # Who is refused before all is said may be cut off: while they go on, or once they have read the answer.
+            # A client refused before it has sent all may be cut off: while it goes on, or once it has read the answer.
             with suppress(ConnectionError):
                 sock.sendall(sent.replace(b"HOST", at.netloc.encode()))
                 sock.shutdown(socket.SHUT_WR)
@@ -743,7 +743,7 @@ def test_every_answer_keeps_a_browser_from_what_is_not_ours(serve: Serve, tokens
 
 def test_a_stream_is_not_held_back_and_ends_with_the_server(serve: Serve) -> None:
     place = serve()
-    place.server.config.timeout_graceful_shutdown = 600  # what ends it is not that somebody lost patience
+    place.server.config.timeout_graceful_shutdown = 600  # so that it does not end because of a time-out
 
     with place.client().stream("GET", "/live") as answer:
         lines = answer.iter_lines()

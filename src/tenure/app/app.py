@@ -65,7 +65,7 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
     `imports` names the modules of tasks that a worker must import; `codec` encrypts at rest (docs/encryption.md);
-    `offload`, as in "s3://bucket/jobs", is where values are kept that are too large for it (docs/large-values.md).
+    `offload`, as in "s3://bucket/jobs", is where values too large for the store are kept (docs/large-values.md).
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
         """Run a task at these times, without a separate scheduler: every supervisor fires ticks, each tick runs once.
 
         Example: `@jobs.schedule("0 6 * * *", tz="Europe/Paris", expires="2h")` above `@jobs.task`; with arguments,
-        `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. `|` stands between several expressions;
+        `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. `|` separates several expressions;
         no tick falls on one of `except_dates`, dates in the time zone. What the options do, and the rules for
         days when the clocks change (those of Debian's cron): docs/schedules.md. Raises InvalidOption.
         """

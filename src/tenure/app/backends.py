@@ -90,7 +90,7 @@ def connect(settings: Settings, codec: Codec | None = None) -> Store:
 
 
 def with_bucket(store: Store, settings: Settings) -> Store:
-    """The store, with the bucket behind it that `offload` names, if it names one."""
+    """The store, with the bucket that `offload` names behind it, if it names one."""
     if settings.offload is None:
         return store
     from tenure.stores.offload import offloading
@@ -111,7 +111,7 @@ def connect_both(settings: Settings, codec: Codec | None = None) -> tuple[Store,
 
 
 def shown(store: Store, codec: Codec | None = None) -> Store:
-    """The store as people see it: of what can't be decrypted it says why."""
+    """The store as people see it: where a value can't be decrypted, it says why."""
     return store if store.capabilities.sealed else _sealed().sealed(store, codec)
 
 

@@ -46,7 +46,7 @@ def load_app(target: str | None = None) -> Tenure:
 
 
 def app_named(target: str | None = None) -> str | None:
-    """The app that `load_app` imports; None: it is named nowhere."""
+    """The app that `load_app` imports; None: no app is named."""
     return target or config.load().app or _app_of_pyproject() or None
 
 

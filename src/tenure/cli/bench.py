@@ -123,19 +123,19 @@ def _worker(url: str, slots: int, folder: str) -> Generator[None]:
 class _Drain:
     """Waits until these jobs are done, and reads from the store how long that took.
 
-    Counting jobs is work for some stores, which would slow down what is measured: it takes a twentieth of the time.
+    Counting jobs is work for some stores, which would slow down what is measured: it gets a twentieth of the time.
     """
 
     def __init__(self, store: Store, handles: Sequence[JobHandle[None]]) -> None:
         self._store, self._first, self._count = store, str(handles[0].id), len(handles)
         self._others = {each.identity.id for each in store.workers()}
-        self._left = self._waiting() - self._count  #: when they are done
+        self._left = self._waiting() - self._count  #: live jobs that remain when these are done
         self._deadline = time.monotonic() + PATIENCE_SECONDS
 
     def measure(self) -> tuple[float, float]:
-        """Jobs per second from the first start to the last end, and the worker's CPU per job since it is there."""
+        """Jobs per second from the first start to the last end, and the worker's CPU per job since its row appeared."""
         while not (pid := self._worker()):
-            self._rest(0.0, "no worker has come")
+            self._rest(0.0, "no worker has started")
         cpu, asked = _cpu_seconds(pid), time.perf_counter()
         while (more := self._waiting() - self._left) > 0:
             self._rest(20 * (time.perf_counter() - asked), f"{more} of {self._count} jobs are not done")
@@ -143,7 +143,7 @@ class _Drain:
         cpu = _cpu_seconds(pid) - cpu
         first, (last,) = self._store.get(self._first), self._store.latest_ended(State.COMPLETED, limit=1)
         if first is None or first.started_at is None or last.ended_at is None:
-            raise StoreError("what was measured is gone: expected that nothing else deletes or prunes jobs meanwhile")
+            raise StoreError("a measured job is gone: nothing else may delete or prune jobs meanwhile")
         seconds = (last.ended_at - first.started_at).total_seconds()
         return self._count / seconds, cpu / self._count * 1e6
 
@@ -153,7 +153,7 @@ class _Drain:
         time.sleep(min(max(seconds, 0.01), 1.0))
 
     def _waiting(self) -> int:
-        """Counts waiting jobs, not completed ones: old completed jobs may be pruned meanwhile."""
+        """Counts live jobs, not completed ones: old completed jobs may be pruned meanwhile."""
         counts = self._store.counts()
         return sum(counts[state] for state in LIVE)
 

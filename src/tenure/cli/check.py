@@ -71,7 +71,7 @@ def check(
 
 
 def _rows(findings: Iterable[Finding]) -> Iterator[list[str]]:
-    """A line for each, symptoms below their cause; of many only the first ones."""
+    """A row for each finding, symptoms below their cause; if a cause has many, only the first ones."""
     for cause, some in groupby(findings, key=lambda found: found.cause):
         listed = list(some)
         arrow = "↳ " if cause else ""

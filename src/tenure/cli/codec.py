@@ -1,4 +1,4 @@
-"""`tenure codec …`: make a key, and encrypt what is stored with the newest one."""
+"""`tenure codec …`: make a key; with the newest one, encrypt what is stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tenure.cli.shared import Shared, app_of, operator, store_of
 from tenure.errors import InvalidOption
 
 codec = App(
-    name="codec", help="Encryption at rest: make a key; encrypt what is stored with the newest one.", help_epilogue=""
+    name="codec", help="Encryption at rest: make a key; with the newest one, encrypt what is stored.", help_epilogue=""
 )
 SHARED = Shared()
 
@@ -25,10 +25,10 @@ def key() -> int:
 
 @codec.command
 def rotate(*, shared: Shared = SHARED) -> int:
-    """Encrypt everything that is stored with the first key of the app's codec. Without --app: TENURE_APP.
+    """With the first key of the app's codec, encrypt everything that is stored. Without --app: TENURE_APP.
 
-    Safe while workers run, and safe to interrupt: run again, it goes on. First give the new key, as the first one, to
-    every process. When this has ended with exit code 0, the old key can go. 1: some values need a key that is not here.
+    Safe while workers run, and safe to interrupt: run it again to continue. First give the new key, as the first one,
+    to every process. Once this ends with exit code 0, the old key can go. 1: some values need a key that is missing.
     """
     from tenure.app.backends import rotation, with_bucket
     from tenure.operations.audit import Trail

@@ -116,7 +116,7 @@ def _connected(settings: Settings, app: Tenure | None, opened: ExitStack) -> Adm
 
 
 def _first(connect: Callable[[], Admin]) -> Admin | None:
-    """None: the store is unavailable, which the pages report too. Permanent errors, as an old schema, are raised."""
+    """None: the store is unavailable; the pages report it too. Permanent errors, such as an old schema, are raised."""
     try:
         return connect()
     except StoreAway as error:

@@ -77,7 +77,7 @@ def demo(
         HOST:PORT of the dashboard. Default: TENURE_LISTEN, else 127.0.0.1:3000.
     """
     if shared.app is not None:
-        raise InvalidOption("demo: it has an app of its own; to use the store of yours write --url")
+        raise InvalidOption("demo: it has an app of its own; to use your app's store, write --url")
     if web:
         return _serve(shared.url, notifier, listen, keep=keep)
     if listen is not None:

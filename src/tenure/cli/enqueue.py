@@ -58,10 +58,10 @@ def enqueue(
     unique
         Unique key: at most one live job of this task has it. If there is one, its id is printed.
     unchecked
-        Store it though no worker has registered this task. Without the app, the name and the queue are else checked
-        against what workers have registered; every name=text is a text there, so write depth:=3 for a number.
+        Store it even if no worker has registered this task. Without the app, the name and the queue are otherwise
+        checked against what workers have registered, and every name=text is text: write depth:=3 for a number.
     wait
-        Wait for the result and print it. The id of the job is on standard error at once.
+        Wait for the result and print it. The job's id goes to standard error at once.
     timeout
         How long to wait at most.
     """

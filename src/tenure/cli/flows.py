@@ -84,7 +84,7 @@ def show(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
     heads = ("step", "task", "jobs", "after", "what")
     table(heads, rows, fixed=("step", "jobs"), right=("step", "jobs"), below="what")
     if graph.folded:
-        print_error("it has many steps: jobs of a task are one line, wherever they stand")
+        print_error("it has many steps: all jobs of a task are one line, wherever they are in the flow")
     if not graph.complete:
         print_error("it has more jobs or edges than are shown: tenure jobs list flow=… lists all")
     if found.held:
@@ -150,7 +150,7 @@ def skip(
     *ids: Annotated[str, Parameter(help="The dead or cancelled jobs, by id, or its beginning or end.")],
     shared: Shared = SHARED,
 ) -> int:
-    """Let the jobs that wait for a dead or cancelled one go on without it; a list of results goes without its own."""
+    """Let the jobs that wait for a dead or cancelled one go on without it; a list of results leaves its result out."""
     if not ids:
         raise InvalidOption("skip: expected the id of a dead or cancelled job")
     with admin_of(shared) as admin:

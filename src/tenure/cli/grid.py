@@ -1,4 +1,4 @@
-"""Columns that fit the terminal: the widest shrink first, and what has no room beside its row moves under it."""
+"""Columns that fit the terminal: the widest shrink first, and what does not fit in its row moves under it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grid(
     """Rows under their headings, none wider than `width` if possible.
 
     Columns in `fixed` are never shortened, those in `right` are right-aligned. The column `below` moves under its row
-    if there is no room beside it; all others that are not fixed move there too if they could not be read beside it.
+    if it does not fit there; all others that are not fixed move too if they would be cut too short to read.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     shown = [place for place in range(len(heads)) if any(row[place].plain for row in cells) or heads[place] in fixed]

@@ -120,7 +120,7 @@ def guard(
     ping
         The URL of a dead-man's switch, such as healthchecks.io: URL/start, then URL or URL/fail is sent to it.
     retries
-        Run a command that fails again up to so often, until the next tick is due or --timeout is over: 0 to 10.
+        Run a failed command again, up to this many times, until the next tick is due or --timeout is over: 0 to 10.
     retry_pause
         The pause before each retry. Default: 10s.
     if_unreachable
@@ -161,7 +161,7 @@ def guard(
             raise
         return store, open_notifier(settings, store), settings
 
-    # What is to be said about the store's settings is said by workers and `tenure check`, not to cron's mail each call.
+    # Workers and `tenure check` report on the store's settings; here each call would repeat it in cron's mail.
     logging.getLogger("tenure.store").addHandler(_SILENCE)
     wishes = Wishes(
         timeout=limit,

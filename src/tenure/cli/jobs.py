@@ -115,7 +115,7 @@ Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many
 PerMinute = Annotated[
     int | None,
     Parameter(
-        help="Replay so many a minute: the first at once, each other when its turn comes. The same command "
+        help="Replay this many a minute: the first at once, each of the others when its turn comes. The same command "
         "continues a replay that was interrupted."
     ),
 ]

@@ -1,4 +1,4 @@
-"""`tenure limits …`: what holds, which keys jobs wait for, which jobs have the places; set, reset, pause and resume."""
+"""`tenure limits …`: their bounds, which keys jobs wait for, which jobs have places; set, reset, pause, resume."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from tenure.ports import KeyView
 
 limits = App(
-    name="limits", help="Limits: what holds, which keys jobs wait for; set, reset, pause, resume.", help_epilogue=""
+    name="limits", help="Limits: their bounds, which keys jobs wait for; set, reset, pause, resume.", help_epilogue=""
 )
 SHARED = Shared()
 Name = Annotated[str, Parameter(help="A limit, such as 'shop:{shop}', or a key of it, such as shop:42.")]
-Number = Annotated[int, Parameter(name=["--limit", "-n"], help="At most so many keys. Default: 20.")]
+Number = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many keys. Default: 20.")]
 
 
 @limits.default
@@ -49,7 +49,7 @@ def list_(
     return 0
 
 
-_SOME = "there are many keys: counted are the first 2,000 by name, and those that were waited for longest"
+_SOME = "there are many keys: only the first 2,000 by name, and those that jobs have waited for longest, are counted"
 
 
 def _row(limit: LimitStatus, sums: Sum, now: datetime) -> list[str]:
@@ -187,7 +187,7 @@ def _key_described(found: KeyStatus) -> Mapping[str, Any]:
 
 
 def _until(unix: float | None) -> str | None:
-    """As other times are written; "resumed" if somebody must resume it."""
+    """The time, written like all others; "resumed": the pause lasts until it is resumed."""
     if unix is None:
         return None
     at = Paused("", unix, "", None).until_at
@@ -202,14 +202,14 @@ def set_(
     name: Name,
     /,
     *,
-    concurrency: Annotated[int | None, Parameter(help="At most so many at a time.")] = None,
-    rate: Annotated[str | None, Parameter(help="At most so many begin in a period: 100/1m.")] = None,
-    burst: Annotated[int | None, Parameter(help="At most so many of the rate at once.")] = None,
+    concurrency: Annotated[int | None, Parameter(help="At most this many at a time.")] = None,
+    rate: Annotated[str | None, Parameter(help="At most this many begin in a period: 100/1m.")] = None,
+    burst: Annotated[int | None, Parameter(help="At most this many of the rate at once.")] = None,
     shared: Shared = SHARED,
 ) -> int:
-    """Let this hold in place of what the code declares, also after a deploy; what is not given stays.
+    """Replace the bounds that the code declares, also after a deploy; bounds that are not given stay.
 
-    Lowered below what runs, it lets that end.
+    Jobs that already run beyond them continue.
     """
     with admin_of(shared) as admin:
         stands = admin.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
@@ -218,7 +218,7 @@ def set_(
 
 @limits.command
 def reset(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """Let hold again what the code declares."""
+    """Restore the bounds that the code declares."""
     with admin_of(shared) as admin:
         changed = admin.limits.reset(name)
         bounds = admin.limits.bounds(name)
@@ -231,11 +231,11 @@ def pause(
     name: Name,
     /,
     *,
-    for_: Annotated[str | None, Parameter(name="--for", help="For so long: 10m. Default: until it is resumed.")] = None,
+    for_: Annotated[str | None, Parameter(name="--for", help="For this long: 10m. Default: until resumed.")] = None,
     why: Annotated[str, Parameter(help="The reason, shown while it is paused.")] = "",
     shared: Shared = SHARED,
 ) -> int:
-    """Give no place of a key, or of any key of a limit; jobs that have one go on."""
+    """Give out no place of a key, or of any key of a limit; jobs that have one go on."""
     with admin_of(shared) as admin:
         until = admin.limits.pause(name, for_, why)
         left = Paused(name, until, "", None).told(admin.now())

@@ -59,10 +59,10 @@ _COMMANDS = {
     "dead": ("jobs:dead", "Dead letters: jobs that have used up their failures or crashes."),
     "flows": ("flows:flows", "Flows: how far they are; cancel, replay, go on without a job."),
     "signals": ("signals:signals", "Signals: what a job was sent; send one."),
-    "codec": ("codec:codec", "Encryption at rest: make a key; encrypt what is stored with the newest one."),
+    "codec": ("codec:codec", "Encryption at rest: make a key; with the newest one, encrypt what is stored."),
     "offload": ("offload:offload", "Large values: try their bucket, show one, delete what no job has any more."),
     "queues": ("queues:queues", "Queues: their backlog; pause and resume."),
-    "limits": ("limits:limits", "Limits: what holds, which keys jobs wait for; set, pause, resume."),
+    "limits": ("limits:limits", "Limits: their bounds, which keys jobs wait for; set, pause, resume."),
     "workers": ("workers:workers", "Workers: which ones are alive; drain and restart."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "guard": ("guard:guards", "Run a crontab line's command at most once per tick, and never twice at a time."),
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
         # The reader of the pipe is gone: flushing the rest at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except OSError as error:  # of the commands' own files none is left: their errors are TenureErrors
+    except OSError as error:  # from writing the output: errors of a command's own files are TenureErrors
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -154,7 +154,7 @@ def _call(argv: Sequence[str]) -> int:
 
 
 def _shared_last(argv: Sequence[str]) -> list[str]:
-    """--url, --app, --json and --yes may also stand before the command."""
+    """--url, --app, --json and --yes may also come before the command."""
     rest, leading = list(argv), list[str]()
     while rest and rest[0].partition("=")[0] in {"--url", "--app", "--json", "--yes", "-y"}:
         leading.append(rest.pop(0))

@@ -1,4 +1,4 @@
-"""`tenure offload …`: the bucket of large values: does it answer, what is in it, and what of it can go."""
+"""`tenure offload …`: the bucket of large values: whether it answers, what is in it, and what can be deleted."""
 
 from __future__ import annotations
 

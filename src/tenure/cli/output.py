@@ -183,7 +183,7 @@ def brief(length: float) -> str:
 
 
 def note(job: JobView) -> str:
-    """The note about a job in a list, beside its state."""
+    """The note about a job in a list, next to its state."""
     if job.state is State.PROCESSING:
         return "stopping: a cancel was requested" if job.cancel_reason is not None else progress_text(job)
     if job.state is State.WAITING:

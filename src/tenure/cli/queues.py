@@ -64,7 +64,7 @@ def pause(
     why
         The reason, shown with the queue while it is paused.
     unchecked
-        Also a queue that nothing in the store or of its workers has.
+        Also a queue that no job, worker or schedule of the store has.
     """
     with admin_of(shared) as admin:
         if not unchecked:

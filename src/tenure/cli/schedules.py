@@ -225,7 +225,7 @@ def _history_of_all(since: str, until: str, limit: int, cursor: str | None, shar
 
 
 def moment(text: str, label: str, now: datetime) -> datetime:
-    """The last time that this means: so long ago, a day's midnight, a time of day, or a time."""
+    """The latest past time that this text means: a duration ago, a day's midnight, a time of day, or a time."""
     if re.fullmatch(r"[\d.]+[a-z].*", text):
         return now - timedelta(seconds=seconds(text, label))
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)

@@ -112,7 +112,7 @@ def add(
 ) -> int:
     """Add a schedule by hand: no app declares it, so no deploy changes it.
 
-    Without --app the task is sought in TENURE_APP, else in app in [tool.tenure] of pyproject.toml.
+    Without --app the task is looked up in TENURE_APP, else in app in [tool.tenure] of pyproject.toml.
 
     Parameters
     ----------

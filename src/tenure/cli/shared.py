@@ -36,7 +36,7 @@ _SOON_SECONDS = 3.0
 class Shared:
     url: Annotated[str | None, Parameter(help=f"The store. Default: {cli.default_store}.")] = None
     app: str | None = None
-    """Where the app is: module[:attribute]. Its store is the one meant, and its codec decrypts what is shown."""
+    """Where the app is: module[:attribute]. Its store is used, and its codec decrypts what is shown."""
     json: bool = False
     """Write JSON."""
     yes: Annotated[bool, Parameter(name=["--yes", "-y"])] = False
@@ -48,7 +48,7 @@ class Shared:
         return load({"url": self.url, **flags}) if self.app is None else _import(self, self.app, **flags).settings
 
     def codec(self) -> Codec | None:
-        """What decrypts the values of jobs: that of the app, which has to be named."""
+        """What decrypts the values of jobs: the codec of the app, which has to be named."""
         return None if self.app is None else _import(self, self.app).codec
 
 

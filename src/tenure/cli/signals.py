@@ -76,7 +76,7 @@ def send(
 
 
 def _check(shared: Shared, task: str, name: str) -> Callable[[str], object] | None:
-    """By what its task declares; None: no app is named, or it does not have the task."""
+    """A check by what the task declares; None: no app is named, or it does not have the task."""
     from tenure.app.processes import app_named
 
     return None if app_named(shared.app) is None else check_of(app_of(shared, None).tasks.find(task), name)

@@ -19,7 +19,7 @@ SHARED = Shared()
 
 
 def warn_of_queues(app: Tenure) -> None:
-    """Say so if the worker is to serve queues that no task names: mostly a misspelt one."""
+    """Warn if the worker is to serve queues that no task names: usually a misspelt name."""
     if warning := app.program.unnamed(app.settings.queues):
         print_error(f"tenure: {warning}")
 

@@ -150,14 +150,15 @@ SETTINGS: tuple[Setting, ...] = (
         "offload",
         None,
         values.bucket,
-        "Where larger ones are kept: file:///FOLDER, s3://BUCKET/FOLDER, gs:// or az://; unset: they are refused.",
+        "Where larger values are kept: file:///FOLDER, s3://BUCKET/FOLDER, gs:// or az://; unset: they are refused.",
     ),
-    Setting("max_offloaded", "64MiB", values.size, "The largest value that is kept there."),
+    Setting("max_offloaded", "64MiB", values.size, "The largest value that may be offloaded."),
     Setting(
         "keep_offloaded",
         "2d",
         _keep_offloaded,
-        "How long one is kept there that no job has any more: longer than the oldest backup you may restore is old.",
+        "How long offloaded values are kept once no job has them; make it longer than the age of the oldest backup "
+        "that you may restore.",
     ),
     Setting(
         "runtime_dir",
@@ -217,14 +218,14 @@ SETTINGS: tuple[Setting, ...] = (
         "alert_queue_age",
         "10m",
         partial(values.length, least=0.1),
-        "An alert is sent when a due job has been queued for longer.",
+        "An alert is sent when a due job has been queued for longer than this.",
     ),
     Setting(
         "alert_wait_age",
         "1d",
         partial(values.length, least=0.1),
-        "An alert is sent when a job has waited for longer: for other jobs, for a signal without a time-out, or for a "
-        "place of a limit.",
+        "An alert is sent when a job has waited for longer than this: for other jobs, for a signal without a time-out, "
+        "or for a place of a limit.",
     ),
     Setting("log_level", "info", _level, "The lowest level that `tenure worker` logs."),
     Setting("log_jobs", "no", _yes, "Should `tenure worker` log a line for each job it completes? yes or no."),
@@ -275,7 +276,7 @@ class Settings:
     log_jobs: Literal["yes", "no"]
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]
-    relative_url: bool = False  #: the URL was given with a path relative to the folder at hand
+    relative_url: bool = False  #: the URL was given with a path relative to the current folder
 
     @property
     def largest_payload(self) -> int:
@@ -399,7 +400,7 @@ def _warn_of_overridden_url(given: list[tuple[str, object]]) -> None:
 
 
 def setting_named(name: str) -> str:
-    """Where a setting of about this name is given; empty if there is none."""
+    """Where to give the setting with a name like this; empty if there is none."""
     near = difflib.get_close_matches(name, [row.name for row in SETTINGS], n=1)
     return near[0] and f"it may be {PREFIX}{near[0].upper()}, in the environment or .env" if near else ""
 

@@ -1,7 +1,7 @@
 """Conditions on a job's arguments, meta, result and error, as a person types them: `args.user=4711`, `error~timeout`.
 
-A store compares no JSON. It finds the jobs whose texts contain all `parts` of a condition, and reads only these; then
-`met_by` decides, once for all stores, on the values with their secrets starred.
+A store does not compare JSON. It finds the jobs whose texts contain all `parts` of a condition, and reads only those;
+then `met_by` decides, the same way for every store, on the values with their secrets starred.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
-#: `text`: error and id; `fingerprint`: of the error, which no store knows
+#: `text`: error and id; `fingerprint`: that of the error, which stores don't keep
 Field = Literal["payload", "meta", "result", "error", "text", "fingerprint"]
-#: What JSON may write in another way than it was typed: quotes, backslashes, control characters, all but ASCII; and
-#: what encoders of other languages escape for the sake of HTML: & ' / < >.
+#: Characters that JSON may spell differently from how they were typed: quotes, backslashes, control characters, all but
+#: ASCII; and those that encoders of other languages escape for HTML: & ' / < >.
 _SPELLED_OTHERWISE = re.compile(r"[^ !#-%(-.0-;=?-\[\]-~]+")
 _SPELLED_OTHERWISE_IN_NAMES = re.compile(r"[^ !#-%(-\-0-;=?-\[\]-~]+")  #: dots too, since they separate names
 
 
 class Part(NamedTuple):
-    """A text that this field of a job contains as it is stored, which is JSON or plain. It is folded."""
+    """A folded text that this field of a job contains in its stored form, which is JSON or plain text."""
 
     field: Field
     text: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What `field` must hold. `path`: of which argument, with dots between names; empty: of any.
+    """What `field` must contain. `path`: in which argument, with dots between names; empty: in any.
 
     Letters A to Z match in either case, all other characters as they are.
     """
@@ -41,7 +41,7 @@ class Condition:
 
     @property
     def parts(self) -> list[Part]:
-        """Texts that are certain to stand in the stored field of every job that meets the condition."""
+        """Texts that the stored field of every job that meets the condition is certain to contain."""
         if self.field == "fingerprint":
             return []
         if self.field in ("error", "text"):

@@ -1,4 +1,4 @@
-"""What errors of one cause have in common: the text without what differs from case to case."""
+"""What errors of one cause have in common: the text without the parts that vary from case to case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOOKED_AT = 1_000  #: characters of the first line
 _LONGEST = 200
 _DEEPEST = 4  #: levels of lists in lists
 _LEFT_OUT = "…"
-# A quote inside a word is an apostrophe. One that nobody closes reaches to the end, which may have been cut off.
+# A quote inside a word is an apostrophe. One that is never closed extends to the end, which may have been cut off.
 _QUOTED = re.compile(r"""(?<!\w)'[^']*(?:'|$)|"[^"]*(?:"|$)|`[^`]*(?:`|$)""")
 _WORD = re.compile(r"""[^\s"'`(),;=<>\[\]{}|]+""")
 _VARIES = re.compile(r"[\d/\\@]")
@@ -28,7 +28,7 @@ def pattern(error: str) -> str:
     """
     line = error.strip().partition("\n")[0][:_LOOKED_AT].strip()
     named = _CLASS.match(line)
-    start = named.end() if named else 0  # a digit in the name of a class is no number
+    start = named.end() if named else 0  # a digit in the name of a class is not a number
     text = _WORD.sub(_word, _QUOTED.sub(_LEFT_OUT, line[start:]))
     for _ in range(_DEEPEST):
         text = _SEVERAL.sub(_LEFT_OUT, text)
@@ -38,7 +38,7 @@ def pattern(error: str) -> str:
 
 
 def fingerprint(error: str) -> str:
-    """The name of its pattern, to search and replay all jobs that have it.
+    """A name for the error's pattern, by which all jobs with that pattern are found and replayed.
 
     >>> fingerprint("no user 17") == fingerprint("no user 4711")
     True

@@ -1,6 +1,6 @@
 """What this process pauses while it forks.
 
-A child inherits the memory of libraries, and no thread: a lock that another thread held is never released there, and
+A child inherits the memory of libraries but no threads: a lock that another thread held is never released there, and
 what SQLite remembers of its file locks, which belong to processes, is wrong. So whatever uses SQLite is paused first,
 with no file open. If that is not possible in time, the fork goes on, and the child must not use SQLite at all.
 """
@@ -32,7 +32,7 @@ class Pausable(Protocol):
         ...
 
     def forget(self, *, paused: bool) -> bool:
-        """In the child: replace the locks, and drop what is the parent's. False: something of it was in use."""
+        """In the child: replace the locks, and drop what belongs to the parent. False: some of that was in use."""
         ...
 
 
@@ -44,8 +44,8 @@ _unusable = False
 
 
 def add(each: Pausable) -> None:
-    """Have it paused at every fork. Call this before it opens anything."""
-    import_module("ctypes")  # for `keep_forever`: in a child of a fork, an import may wait for what never comes
+    """Pause this object at every fork from now on. Call this before it opens anything."""
+    import_module("ctypes")  # for `keep_forever`: in a forked child, an import may block forever
     with _adding:
         _all[each] = None
 
@@ -65,7 +65,7 @@ def refuse_sqlite() -> None:
 
 
 def keep_forever(inherited: object) -> None:
-    """Have it never be destroyed: closing a connection of the parent would change what the parent sees."""
+    """Keep this object from being destroyed: closing a connection of the parent would change what the parent sees."""
     import ctypes  # not above: libffi then opens a file, which may get the number of a closed standard stream
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))

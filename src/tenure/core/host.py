@@ -88,14 +88,14 @@ def memories(pids: Mapping[str, int]) -> dict[str, int]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its supervisor dies. Off Linux, the closed link reveals that instead.
+    """Have the kernel kill this process when its supervisor dies. Outside Linux, the closed link reveals that instead.
 
     The signal is sent when the *thread* that started this process ends, and not at all if the parent died before this
     call: so the supervisor starts workers from its main thread, and the parent's pid is checked here (prctl(2),
     PR_SET_PDEATHSIG).
     """
     if sys.platform == "linux":
-        import ctypes  # as late as in core/forks.py
+        import ctypes  # imported late, as in core/forks.py
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -111,7 +111,7 @@ class Released:
 
 
 class Edge(NamedTuple):
-    """A job waits for its `parent` until that has completed, or has ended in whichever way."""
+    """A job waits for its `parent` until that has completed, or has ended in any way."""
 
     parent: str
     until: Literal["completed", "ended"] = "completed"
@@ -143,7 +143,7 @@ class Crashed:
     """The process died, stopped or hung, or its lease ended: charged as a crash. Never raised by a handler.
 
     `process_died`: there is proof that the process is gone, but any of its jobs may have been the cause. `at_fault`:
-    this job was the cause, because it hung. With neither, the lease has ended, and nobody knows why. `evidence`
+    this job was the cause, because it hung. With neither, the lease has ended, for an unknown reason. `evidence`
     (signal, peak memory, last line) is kept with the attempt, to diagnose the dead letter.
     """
 
@@ -215,15 +215,15 @@ def legal(verb: str, source: State) -> bool:
 
 # ── The decision ────────────────────────────────────────────────────────────────────────────────────────────────
 
-TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; more than this many in all end a job (or max_crashes)
+TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; more than this in all (or max_crashes, if higher) end a job
 MOST_TOGETHER = 64  #: suspects in one process
 FEW_TOGETHER = 8  #: suspects in one process, if one more crash uses up their budgets
-MOST_GROUPS = 8  #: of suspects that one supervisor runs at a time
+MOST_GROUPS = 8  #: groups of suspects that one supervisor runs at a time
 NARROWER = 8  #: how many groups the jobs of a process that died are divided into, at least
 
 
 class Charges(NamedTuple):
-    """What `decide` needs of a job: its budgets, what is spent, what it ran beside, and whether a cancel was requested.
+    """What `decide` needs of a job: its budgets, what is spent, what ran beside it, and whether a cancel was requested.
 
     The last two describe the process of the attempt. Their defaults are for an outcome that its own worker reports.
     """
@@ -298,11 +298,11 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
 
 
 def _crashed(job: Charges, crash: Crashed, draw: float) -> tuple[bool, Decision]:
-    """Is the job dead, and the decision if it is not.
+    """Whether the job is dead, and the decision if it is not.
 
     A job is dead only if it was the cause: it hung, or its process died while it ran nothing else. Where that is not
     known, a job that has used up its budget keeps it used up, and runs alone next. Without proof that the process
-    died, more than twenty crashes in all end a job that ran alone: it may be what takes its host along, each time.
+    died, more than twenty crashes in all end a job that ran alone: it may be what brings its host down each time.
     """
     crashes, total = job.crashes + 1, job.crashes_total + 1
     worn_out = total > max(TOTAL_CRASHES, job.max_crashes)
@@ -325,14 +325,14 @@ def _crashed(job: Charges, crash: Crashed, draw: float) -> tuple[bool, Decision]
 
 
 def _together(job: Charges, left: int) -> int:
-    """How many suspects may run together, by what is left of the job's budget: each crash narrows the circle."""
+    """How many suspects may run together, by what is left of the job's budget: each crash makes the group smaller."""
     most = MOST_TOGETHER if left >= 2 else FEW_TOGETHER if left == 1 else 1
     was = job.together if job.solo else job.slots
     return min(most, narrowed(was))
 
 
 def narrowed(slots: int) -> int:
-    """How many of the jobs of so many slots may run together after their process has died.
+    """How many jobs of a process with this many slots may run together after it has died.
 
     Groups of two would charge the innocent twice, to save the time of a few jobs: fewer than 16 run alone.
 
@@ -343,7 +343,7 @@ def narrowed(slots: int) -> int:
 
 
 def groups_of(together: Sequence[int], slots: int) -> int:
-    """How many groups these suspects make, in their order, for workers with so many slots; 8 at most.
+    """How many groups these suspects make, in their order, for workers with this many slots; 8 at most.
 
     >>> groups_of([63] * 70, 64), groups_of([63] * 70, 5), groups_of([8, 8, 1], 64)
     (2, 8, 2)

@@ -3,8 +3,8 @@
 The rate is a token bucket over *begins*, the claims of jobs: it holds at most `burst` tokens, each begin takes one, and
 it is refilled at `(most + 1 - burst) / period`. A job is admitted only while there are more whole tokens than jobs that
 are admitted and have not begun, so no begin ever finds the bucket empty. In any period, then, fewer than
-`burst + (most + 1 - burst)` begin, which is `most` of them or fewer: also after the workers were away, with retries and
-rescues. A job that is admitted and never begins has taken nothing, and so has nothing to give back.
+`burst + (most + 1 - burst)` begin, which is `most` of them or fewer: even after the workers were away, with retries
+and rescues. A job that is admitted and never begins has taken nothing, and so has nothing to give back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 def stem(template: str) -> str:
-    """What all keys of a limit begin with, and perhaps others do.
+    """The prefix of all keys of a limit; keys of other limits may begin with it too.
 
     >>> stem("shop:{shop}")
     'shop:'
@@ -49,8 +49,8 @@ class Bounds(NamedTuple):
     rate: Rate | None = None
 
 
-#: What is told as later than `now` by less came after `now` was read; by more: the clock was set back meanwhile. Longer
-#: than a store's slowest answer.
+#: A begin reported as later than `now` by less than this came after `now` was read; by more: the clock was set back
+#: meanwhile. Longer than a store's slowest answer.
 LATER_SECONDS = 10.0
 
 
@@ -61,9 +61,9 @@ class Bucket(NamedTuple):
     at: float
 
     def refilled(self, rate: Rate, now: float) -> Bucket:
-        """A clock that was set back adds nothing, and the refill goes on from its new time.
+        """The bucket at `now`. A clock that was set back adds nothing, and the refill goes on from its new time.
 
-        A bucket that is a little ahead of `now` stays so: what it gained until then it must not gain again.
+        A bucket that is a little ahead of `now` stays ahead: what it has gained already it must not gain again.
 
         >>> Bucket(0.0, 100.0).refilled(Rate(100, 60.0, 10), 106.0).tokens
         9.1
@@ -79,7 +79,7 @@ class Bucket(NamedTuple):
 def after_begins(bucket: Bucket | None, rate: Rate, begins: Iterable[float], now: float) -> Bucket:
     """The bucket of a key now, with these begins (Unix times) since it was last looked at. None: a key that is new.
 
-    A begin that is told late, after tokens were added for later times, takes its token from what is there. One that
+    A begin that is reported late, after tokens were added for later times, takes its token from what is there. One that
     came after `now` was read finds the bucket as it was then: if it was full, what it took was not there before.
 
     >>> after_begins(None, Rate(100, 60.0, 10), [100.0, 100.0], 100.0).tokens
@@ -95,7 +95,7 @@ def after_begins(bucket: Bucket | None, rate: Rate, begins: Iterable[float], now
 
 
 def next_token(bucket: Bucket, rate: Rate, unbegun: int) -> float:
-    """Seconds until one more job may be admitted, while so many are admitted and have not begun; 0: now.
+    """Seconds until one more job may be admitted, while `unbegun` are admitted and have not begun; 0: now.
 
     >>> next_token(Bucket(3.0, 0.0), Rate(1, 60.0, 1), 2), next_token(Bucket(0.5, 0.0), Rate(60, 60.0, 1), 0)
     (0.0, 0.5)

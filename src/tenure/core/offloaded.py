@@ -1,9 +1,9 @@
-"""How a value looks that is kept outside the store: a JSON string with its size in bytes and its hash, SHA-256.
+"""What stands for a value that is kept outside the store: a JSON string with its size in bytes and its SHA-256 hash.
 
     "tenure:offloaded:1:3145728:9f86d081884c7d65…"
 
-Only a store that was opened with a bucket writes this form (stores/offload). Reads do not follow it, for that may take
-long: whatever needs the value asks the store to `fetch` it.
+Only a store that was opened with a bucket writes this form (stores/offload). Reads do not follow it, as that may take
+long: code that needs the value asks the store to `fetch` it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from hashlib import sha256
 from typing import NamedTuple
 
 MARK = '"tenure:offloaded:'
-ELSEWHERE = "kept elsewhere: "  #: what people read in place of such a value begins so
+ELSEWHERE = "kept elsewhere: "  #: the start of what people read in place of such a value
 _FORM = re.compile(MARK + r'1:(\d{1,15}):([0-9a-f]{64})"')
 
 
 class Offloaded(NamedTuple):
-    """What stands in the row."""
+    """What the row has in place of the value."""
 
     size: int
     digest: str
 
     def name(self, job_id: str) -> str:
-        """The name in the bucket of this value of a job. All of a job's are in one folder of 256."""
+        """The name of this value of a job in the bucket. All values of one job are in the same folder, one of 256."""
         return f"{job_id[-2:]}/{job_id}.{self.digest}"
 
 
 def offloaded(data: bytes) -> str:
-    """What stands in the row instead of this value.
+    """What the row has in place of this value.
 
     >>> offloaded(b"{}")[:30]
     '"tenure:offloaded:1:2:44136fa3'

@@ -120,7 +120,7 @@ class Pausable(Protocol):
 class Snooze(Exception):
     """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
-    With `limit` no job gets a place of its key before that: the key that this job's arguments give is paused.
+    With `limit`, the key that this job's arguments give is paused: no job gets a place of it before that.
 
     Example: `raise Snooze("10m", "market closed")`, or `raise Snooze(answer.retry_after, limit=github)`
     """

@@ -1,10 +1,10 @@
-"""How an encrypted value looks: as a JSON string of its own kind, so that stores, limits and pages need not know of it.
+"""How an encrypted value looks: a JSON string of its own kind, so that stores, limits and pages need not know of it.
 
     "tenure:sealed:1:3f2a91bc:fDQ9…"   the form, the name of the key, what the codec made, in base64
-    "tenure:sealed:altered"            read from the store, and found to be cut short, changed or of another place
+    "tenure:sealed:altered"            read from the store, and found to be cut short, changed or moved
 
 Only a store that was opened with a codec writes and reads this form (stores/sealed). What it can't open it passes on
-as it is, and whatever reads a value as a program does looks for it first.
+unchanged, and code that decodes a value checks for this form first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 MARK = '"tenure:sealed:'
 SEALED = f"{MARK}1:"
 ALTERED = f'{MARK}altered"'
-ENCRYPTED = "encrypted: "  #: what people read in place of such a value begins so
+ENCRYPTED = "encrypted: "  #: the start of what people read in place of such a value
 _MARK_BYTES = MARK.encode()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def signature_of(fn: Callable[..., object]) -> inspect.Signature:
-    """Its parameters; from Python 3.14 on also if an annotation names what isn't defined yet, or never will be.
+    """Its signature; from Python 3.14 on, even if an annotation names what isn't defined yet, or never will be.
 
     >>> str(signature_of(sorted))
     '(iterable, /, *, key=None, reverse=False)'

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import floor, log
 
-Spread = dict[int, float]  #: how many values, by bin: of a sample, each may count for more than one
+Spread = dict[int, float]  #: how many values, by bin; in a sample, each may count for more than one
 _GROWTH = 1.1
 _LEAST = 0.0005  #: seconds: shorter times share one bin
 
@@ -26,7 +26,7 @@ def merge(into: Spread, other: Mapping[int, float]) -> None:
 
 
 def quantile(spread: Mapping[int, float], share: float) -> float | None:
-    """The value that this share of all is not above, in two digits; None if there are none."""
+    """The value that this share of all values does not exceed, to two digits; None if there are none."""
     left = share * sum(spread.values()) - 1e-9
     for place in sorted(spread):
         left -= spread[place]

@@ -88,7 +88,7 @@ def _git(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
 _AUTHORS = ("Ada Quill", "Ben Ortiz", "Chiyo Mori", "Dara Singh", "Elif Kaya", "Femi Okafor")
 _VERBS = ("Add", "Fix", "Simplify", "Speed up", "Document", "Test", "Rework", "Extend")
 _NOUNS = ("telescope", "catalogue", "night plan", "exposure", "dome", "weather", "archive", "sky map", "spectrum")
-#: ending, when in the history it begins (0 to 1), how often it changes
+#: file ending, when in the history it begins (0 to 1), how often such files change
 _KINDS = (
     ("py", 0.0, 9),
     ("md", 0.0, 2),

@@ -1,4 +1,4 @@
-"""The Django app: system checks, `migrate`, and what a test run that changes settings or database asks of us."""
+"""The Django app: system checks, `migrate`, and what a test run needs when it changes settings or the database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _changed(*, setting: str, **_: Any) -> None:
 
 
 def _connected(*, connection: Any, **_: Any) -> None:
-    """Django connects to no database only to create or drop one, a test run's: our connections would prevent it."""
+    """Django connects without a database only to create or drop that of a test: our connections would prevent it."""
     from tenure.django import jobs
 
     if connection.alias == NO_DB_ALIAS:
@@ -47,7 +47,7 @@ def _connected(*, connection: Any, **_: Any) -> None:
 
 
 def _migrated(*, using: str, plan: object = None, **_: Any) -> None:
-    """`manage.py migrate` brings the schema of the jobs up to date too, in test databases as well."""
+    """`manage.py migrate` also brings the schema of the jobs up to date, in test databases too."""
     from tenure.django import jobs
 
     try:

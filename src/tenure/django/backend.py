@@ -62,7 +62,7 @@ class TenureTask(DjangoTask):
     def bind(self, *args: Any, **kwargs: Any) -> NewJob[Any]:
         """A job that is not stored yet, for `jobs.flow`. Example: `flow.add(mail.bind(report.output, to="ada"))`
 
-        Raises InvalidTask if its backend is another one, TypeError for arguments that do not fit or are no JSON.
+        Raises InvalidTask if its backend is another one, TypeError for arguments that do not fit or are not JSON.
         """
         backend = self.get_backend()
         if not isinstance(backend, TenureBackend):
@@ -119,7 +119,7 @@ class TenureBackend(BaseTaskBackend):
             raise InvalidTask(str(error)) from error
 
     def enqueue(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
-        """Store a job, with the open transaction if there is one. Raises InvalidTask, TypeError for what is no JSON."""
+        """Store a job, with the open transaction if there is one. Raises InvalidTask, TypeError if not JSON."""
         self.validate_task(task)
         result = TaskResult(
             task=task,
@@ -145,7 +145,7 @@ class TenureBackend(BaseTaskBackend):
         return result
 
     def new_job(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[Any]:
-        """A job of this task; of its arguments some may be what other steps of a flow will return."""
+        """A job of this task; some of its arguments may be what other steps of a flow will return."""
         declared = registered(task)
         options: dict[str, Any] = {"queue": task.queue_name, "priority": int(task.priority)}
         meta: dict[str, str] = {} if self.alias == "default" else {ALIAS: self.alias}
@@ -204,7 +204,7 @@ class TenureBackend(BaseTaskBackend):
 
 
 def _named(task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by name, of which some are placeholders."""
+    """The arguments by name; some are placeholders."""
     found = signature(task)
     if strange := [each.name for each in found.parameters.values() if each.kind not in STORED]:
         raise TypeError(

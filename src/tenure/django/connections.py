@@ -38,7 +38,7 @@ def fresh_connections(job: Job[Any]) -> Iterator[None]:
 def _thread_of_connections() -> Callable[[Callable[[], None]], object]:
     if not _on_loop():
         return lambda step: step()
-    # Nobody waits for it: that thread runs one call after the other, and the handler's queries come later.
+    # The call is not awaited: that thread runs one call after another, and the handler's queries come later.
     return SyncToAsync.single_thread_executor.submit
 
 
@@ -53,13 +53,13 @@ def _on_loop() -> bool:
 class KeptConnections:
     """The connections that threads keep between attempts, as `CONN_MAX_AGE` says. The resource of a worker.
 
-    They are closed when a worker has ended: its threads are gone, and in a test their connections would prevent that
-    its database is dropped.
+    They are closed when a worker has ended: its threads are gone, and in a test their connections would keep its
+    database from being dropped.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._kept: dict[Any, bool] = {}  #: whether the thread of async handlers has it, which others use, too
+        self._kept: dict[Any, bool] = {}  #: True: kept by the thread of async handlers, which others use too
 
     def keep(self) -> None:
         """The attempt in this thread has ended."""
@@ -74,7 +74,7 @@ class KeptConnections:
                 self._kept.pop(connection, None)
 
     def close(self) -> None:
-        """Close them all; those of the thread of async handlers there, when it comes to that."""
+        """Close them all; those of the thread of async handlers in that thread, once it gets to it."""
         with self._lock:
             found, self._kept = self._kept, {}
             for connection in (each for each, shared in found.items() if not shared):

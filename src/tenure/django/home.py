@@ -124,13 +124,13 @@ def _postgres(database: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _beside(name: object) -> Path:
-    """A file of its own beside Django's.
+    """A separate file next to Django's.
 
     SQLite has one writer at a time: in Django's file a long `atomic` block would stop every claim and heartbeat, and
     those would make Django's own writes fail with "database is locked".
     """
     text = str(name)
-    if text == ":memory:" or "mode=memory" in text:  # a test run: no other process can see that database either
+    if text == ":memory:" or "mode=memory" in text:  # a test run: no other process can see Django's database either
         return Path(_scratch().name) / "tenure.db"
     path = Path(text).absolute()
     return path.with_name(f"{path.stem}.tenure{path.suffix or '.db'}")

@@ -66,7 +66,7 @@ def queues() -> frozenset[str]:
 
     found: set[str] = set()
     for alias in task_backends:
-        with suppress(InvalidTaskBackend):  # another one, which can't be imported: `manage.py check` reports it
+        with suppress(InvalidTaskBackend):  # another backend, which can't be imported: `manage.py check` reports it
             backend = task_backends[alias]
             found.update(backend.queues if isinstance(backend, TenureBackend) else ())
     return frozenset(found)

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tenure.worker.executor import Attempt
 
 
-LATER = "later_"  #: how the name begins under which an argument is stored that another step of a flow returns
+LATER = "later_"  #: the prefix of the name under which an argument that another step of a flow returns is stored
 STORED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def signature(task: DjangoTask) -> inspect.Signature:
-    """What its callers give."""
+    """What callers of the task pass."""
     found = signature_of(task.func)
     names = list(found.parameters.values())
     return found.replace(parameters=names[1:]) if task.takes_context else found
@@ -85,7 +85,7 @@ def _on_loop(task: DjangoTask) -> Callable[..., Awaitable[Any]]:
         try:
             value = normalize_json(await task.func(*attempt.context, *args, **kwargs))
         except asyncio.CancelledError:
-            raise  # it is being stopped: whether it runs again is not decided here
+            raise  # the job is being stopped: whether it runs again is not decided here
         except BaseException as error:
             if await asyncio.to_thread(attempt.failed, error):
                 await task_finished.asend_robust(attempt.sender, task_result=attempt.result)

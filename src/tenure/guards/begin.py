@@ -85,7 +85,7 @@ def _room(s: Schedule, now: datetime) -> float | None:
 
 
 def _ran_near(store: Store, stands: Schedule, now: datetime) -> list[datetime]:
-    """The ticks near now that have run, if the clock was set back since the last one: `last_tick` knows only that."""
+    """The ticks near now that have run, if the clock was set back since the last one: `last_tick` is only that one."""
     if stands.last_tick is None or stands.last_tick <= now:
         return []
     rule = rule_of(stands)

@@ -88,7 +88,7 @@ class _Output:
     def show(self) -> None:
         """Print the output that was held back."""
         offset = 0
-        with suppress(OSError):  # nobody reads it
+        with suppress(OSError):  # nothing reads it
             while self._quiet and (chunk := os.pread(self._read, _CHUNK, offset)):
                 offset += len(chunk)
                 _write(self._ours, chunk)
@@ -118,8 +118,8 @@ def _outputs(*, quiet: bool) -> list[_Output]:
 class Command:
     """A forked command that waits until `start`. `with Command(["report.py"], quiet=False) as command: …`
 
-    Create it in the main thread, before any other thread: the fork dies with the thread that created it. `others` wait,
-    too.
+    Create it in the main thread, before any other thread: the fork dies with the thread that created it. `others`:
+    the commands created before.
     """
 
     def __init__(self, argv: Sequence[str], *, quiet: bool, others: Sequence[Command] = ()) -> None:
@@ -138,7 +138,7 @@ class Command:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            for fd in (fd for other in others for fd in other.ends):  # held here, they would never reach their end
+            for fd in (fd for other in others for fd in other.ends):  # held here, readers would never see the end
                 os.close(fd)
             _become(argv, environment, parent, self.outputs, go, refusal)
         with suppress(OSError):  # the fork has done it itself, and may have ended
@@ -168,7 +168,7 @@ class Command:
 
     @property
     def ends(self) -> list[int]:
-        """Our ends of the pipes that are read until the last process has closed them, before it is started."""
+        """The write ends held here before the start: their readers wait until every process has closed them."""
         return [self._go, self._deadlines_out, *(output.theirs for output in self.outputs)]
 
     @property

@@ -26,7 +26,7 @@ from tenure.ports.schedules import Schedule
 from tenure.worker.job_log import LogLine, encode
 
 TIMED_OUT, AWAY, NOT_FOUND, BY_SIGNAL = 124, 75, 127, 128
-#: How a command ends that somebody at its terminal has stopped, and what a shell makes of that.
+#: How a command ends that was stopped at its terminal, and the exit code that a shell makes of that.
 _STOPPED_BY_HAND = {code for n in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) for code in (-n, BY_SIGNAL + n)}
 _NEVER = float("inf")
 _boot = system_clock().boot
@@ -41,7 +41,7 @@ class Wishes:
     force: bool
     quiet: bool
     skip_exit: int
-    unguarded: bool  #: run it even if the store is out of reach
+    unguarded: bool  #: run it even if the store is unavailable
     ping: str = ""  #: the URL of a dead-man's switch
     retries: int = 0  #: how often a command that fails is run again
     pause: float = 0.0  #: before each of these
@@ -52,7 +52,7 @@ class _End(NamedTuple):
     stop: Stopping | None = None
     passed_on: int = 0  #: the first signal that was sent to the guard and passed on
     refused: OSError | None = None
-    unrecorded: bool = False  #: it ended by itself, and the store did not take that
+    unrecorded: bool = False  #: it ended by itself, and the store did not record that
     tries: int = 1
 
     @property
@@ -73,7 +73,7 @@ def run_command(
     """Run a command as a tick of this schedule; return its exit code.
 
     Or 128+n: signal n ended it; 124: it timed out; 126: it can't be executed; 127: not found; 75: the lock was lost.
-    Raises StoreAway if it did not run because the store was out of reach, InvalidOption, and other StoreErrors.
+    Raises StoreAway if it did not run because the store was unavailable, InvalidOption, and other StoreErrors.
     """
 
     def say(text: str) -> None:
@@ -125,7 +125,7 @@ def _text(tails: Sequence[bytes]) -> str:
 class _Tries:
     """A command and its retries: one run, under one lease, until one succeeds.
 
-    All are forked first, as a fork must be; each later one waits for the failure of the one before.
+    All are forked first, before there is any thread; each later one waits until the one before has failed.
     """
 
     def __init__(self, wishes: Wishes, say: Callable[[str], None]) -> None:
@@ -162,7 +162,7 @@ class _Tries:
             over = by_hand or end.refused or end.stop or end.passed_on or not end.code
             if over or len(self.commands) == end.tries or not self._may_retry(end, run, last_at):
                 return end
-            self.current.kill()  # what it left behind would run beside the next try
+            self.current.kill()  # what it left behind would run alongside the next try
             self._at += 1
             if (stopped := self._rest(end, run, got)) is not None:
                 return stopped
@@ -188,7 +188,7 @@ class _Tries:
         """The pause before a retry. Returns how the run ends, if it is asked to stop before the retry starts."""
         until = _boot() + self._wishes.pause
         while True:
-            over = _boot() >= until  # read first: what comes during the pause is seen after it, however long it was
+            over = _boot() >= until  # read first: what comes during the pause is then seen, however long it was
             asked = None if run is None else run.stopping
             if asked or got:
                 self._at -= 1

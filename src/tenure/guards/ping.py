@@ -1,6 +1,6 @@
 """Tells a dead-man's switch, such as healthchecks.io, when a guarded command starts and how it ends.
 
-The switch must never delay the command nor change its exit code: a thread sends, each request has a time limit, and at
+The switch must never delay the command or change its exit code: a thread sends, each request has a time limit, and at
 the end all of them together have one.
 """
 
@@ -27,12 +27,12 @@ class Ping:
     """Sends to URL/start, then URL or URL/fail. Example: `Ping("https://hc.example/9f2c", print).tell("start")`"""
 
     def __init__(self, url: str, say: Callable[[str], None]) -> None:
-        # No message shows the URL: whoever knows it can say that a command has run, or has failed.
+        # No message shows the URL: anyone who knows it can report that a command has run, or has failed.
         strange = InvalidOption("--ping: expected a URL like https://hc-ping.com/9f2c…, with http or https")
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError:  # a bracket without its twin, a port that is no number
+        except ValueError:  # an unmatched bracket, a port that is not a number
             raise strange from None
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
             raise strange
@@ -55,7 +55,7 @@ class Ping:
         """Wait for what is unsent, but not for long."""
         self._unsent.put(None)
         if self._thread is not None:
-            self._thread.join(LAST_SECONDS)  # looking up a host's name knows no time limit
+            self._thread.join(LAST_SECONDS)  # looking up a host's name has no time limit
             if self._thread.is_alive():
                 self._say(f"ping: no answer from {self._host} within {LAST_SECONDS:g}s")
 

@@ -40,7 +40,7 @@ from tenure.schedules.plan import Plan
 
 Open = Callable[[], tuple[Store, Notifier, Settings]]
 
-PATIENCE = 30.0  #: how many seconds `begin` retries while the store is out of reach
+PATIENCE = 30.0  #: how many seconds `begin` retries while the store is unavailable
 ALERT_AFTER = 1  #: failures in a row, until an alert: a command has no retries, and the next call may be a day away
 _TRIES = 50
 _NEVER = float("inf")
@@ -55,7 +55,7 @@ class GuardRule(TypedDict, total=False):
     tz: str  #: of `cron`: UTC
     alert_after: int | None  #: alert after this many failures in a row: 1
     overdue_after: Duration | None  #: alert when no call has come this long after its time: 5 minutes
-    too_long: Duration | None  #: alert on a run that takes longer; default: that still runs at its next two ticks
+    too_long: Duration | None  #: alert on a run that takes longer; default: one that still runs at its next two ticks
 
 
 def declared(name: str, **rule: Unpack[GuardRule]) -> Schedule:
@@ -144,7 +144,7 @@ class GuardedRun:
     # ── beginning ──
 
     def begin(self) -> None:
-        """Begin the run. Raises GuardSkipped when it may not run, StoreAway if the store is out of reach for 30 s."""
+        """Begin the run. Raises GuardSkipped when it may not run, StoreAway if the store is unavailable for 30 s."""
         deadline = self._boot() + PATIENCE
         try:
             while (why := self._try_to_begin()) is not None:
@@ -201,7 +201,7 @@ class GuardedRun:
             self.stop.ask("timeout")
 
     def _beat(self) -> float:
-        """Do everything that is due. Returns the seconds until the next step is."""
+        """Do everything that is due. Returns the seconds until the next step is due."""
         if self.stop.timeout_at <= self._boot():
             self._check_deadlines()
             self.stop.timeout_at = _NEVER

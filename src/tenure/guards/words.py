@@ -37,7 +37,7 @@ def starred(words: Sequence[str], names: Sequence[str]) -> str:
 
 
 class _Shapes:
-    """The forms in which a secret stands in a word, or in a script that is one word (`sh -c '…'`)."""
+    """The forms in which a secret appears in a word, or in a script that is one word (`sh -c '…'`)."""
 
     def __init__(self, secret: str) -> None:
         name = rf"{_NAME}(?:{secret}){_NAME}"

@@ -1,4 +1,4 @@
-"""What every process that runs jobs does beside them: it renews its lease, and has its turn at the duties of a store.
+"""What every process that runs jobs does besides: it renews its lease, and takes its turn at the duties of a store.
 
 The lease: holder.py, lifeline.py. The duties, rescue, promotion, ticks and pruning: duty.py, roster.py, maintenance.py.
 """

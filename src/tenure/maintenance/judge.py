@@ -18,7 +18,7 @@ class Judge:
     def __init__(self, lease: float) -> None:
         self._lease, self._boot = lease, system_clock().boot
         self._renewed = self._boot()
-        self.witness: str | None = None  #: a worker of this process that was renewed last
+        self.witness: str | None = None  #: a worker of this process that the last renewal covered
         self.quiet_until = self._renewed + lease
 
     def renewed(self, sent: float, alive: Iterable[str]) -> None:

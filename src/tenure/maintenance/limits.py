@@ -22,7 +22,7 @@ def declare_limits(
 ) -> Declared:
     """Store an app's declared limits and retire those it no longer declares. An older release changes nothing.
 
-    What an operator has set stays, and holds. Releases are told apart as those of schedules are.
+    Bounds that an operator has set stay in force. Releases are told apart as for schedules.
     """
     note = f"limits:{source}"
     if not limits and not store.notes(note):
@@ -57,7 +57,7 @@ def _declared(
     for new in limits:
         old = known.get(new.name) or LimitRow(name=new.name)
         if old.released_at is not None and old.released_at > released_at:
-            continue  # a newer release was first
+            continue  # a newer release has declared it
         if old.source not in ("", source):
             _log.warning("limit %s of app %s is now declared by app %s", old.name, old.source, source)
         row = old.but(declared=new.declared, source=source, release=release, released_at=released_at, retired_at=None)

@@ -43,7 +43,7 @@ LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is k
 PRUNE_SECONDS = 60.0
 CHECK_SECONDS = 30.0
 CHECK_BATCH = 100
-SWEEP_SECONDS = 600.0  #: at the most between two looks whether a walk over the bucket is due
+SWEEP_SECONDS = 600.0  #: at most between two checks whether a walk over the bucket is due
 SWEEP_BATCH = 500
 SWEEP_BUDGET = 5.0
 ROLL_UP_FIRST = 30.0  #: seconds after the start, or twice that
@@ -58,7 +58,7 @@ class Declaration:
     release: str
     schedules: tuple[Schedule, ...]
     limits: tuple[LimitRow, ...] = ()
-    force: bool = False  #: overwrite also what a newer release has declared
+    force: bool = False  #: also overwrite what a newer release has declared
 
 
 class Alarm(Protocol):
@@ -144,7 +144,7 @@ class Maintenance:
                 self._duties[place].wake()
 
     def look_again(self) -> None:
-        """A job or a tick may be due earlier than is known, or a wait be over. From any thread."""
+        """A job or a tick may be due earlier than is known, or a wait may be over. From any thread."""
         self.hurry("promote", "admit", "fire")
 
     def lags(self) -> list[Lag]:
@@ -154,7 +154,7 @@ class Maintenance:
     # ── rescue ──
 
     def scan(self) -> None:
-        """Declare dead workers, and rescue their jobs: one batch, the roster continues."""
+        """Declare workers dead, and rescue their jobs: one batch; the roster does the rest."""
         self.declare_the_dead()
         self.rescue(RESCUE_BATCH)
 

@@ -2,7 +2,7 @@
 
 An order is a note, so it reaches a worker on any host. The supervisor of that worker, or the embedded worker itself,
 looks for orders once a second, in one read for all of its workers, and removes those that it has carried out. An order
-that nobody takes within a minute is void. Nothing else is read or written while nobody orders anything.
+that is not taken within a minute is void. Nothing else is read or written while nobody orders anything.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tenure.core.text import clean
 from tenure.ports import Store
 
 LOOK_SECONDS = 1.0
-OPEN_SECONDS = 60.0  #: until an order that nobody has taken is void
+OPEN_SECONDS = 60.0  #: until an order that has not been taken is void
 STACK_SECONDS = 3_600.0  #: how long a stack is kept
-STOP_SECONDS = 86_400.0  #: how long it is kept who stopped a worker, as long as the worker's row
+STOP_SECONDS = 86_400.0  #: how long the store keeps who stopped a worker: as long as the worker's row
 MOST_BYTES = 16_384  #: of a stack, as it is stored
 NOT_RUNNING = "its worker did not run it any more, or had not begun it, when it was asked"
 Verb = Literal["stack", "drain", "restart"]
@@ -61,7 +61,7 @@ class Trace:
     left_out: int = 0
 
     def cut(self, most: int) -> Trace:
-        """At most so many frames: the innermost, and some of the outermost."""
+        """At most this many frames: the innermost, and some of the outermost."""
         missing = len(self.frames) - most
         if missing <= 0:
             return self
@@ -71,7 +71,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The stack of a running job, as its worker or its supervisor saw it. It has no value of any variable."""
+    """The stack of a running job, as its worker or its supervisor saw it. It contains no values of variables."""
 
     job: str
     worker: str
@@ -91,7 +91,7 @@ Answer = tuple[
 
 
 def give(store: Store, order: Order) -> Order:
-    """Leave the order in the store. Returns the one that is there: that of another operator, if it came first."""
+    """Leave the order in the store. Returns the one that is there: another operator's, if that came first."""
     stands = store.swap(order.key, None, _encode(order), ttl=OPEN_SECONDS)
     return order if stands.landed or stands.value is None else _order(stands.value) or order
 
@@ -103,7 +103,7 @@ def open_orders(store: Store, worker: str = "") -> list[Order]:
 
 
 def done(store: Store, order: Order) -> None:
-    """It has been carried out: nobody finds it again."""
+    """Remove this order: it has been carried out."""
     text = store.notes(order.key).get(order.key)  # as it was written: another release may encode it differently
     if text is not None and _order(text) == order:
         store.swap(order.key, text, None)
@@ -122,12 +122,12 @@ def last_stack(store: Store, job_id: str) -> Stack | None:
 
 
 def record_stop(store: Store, order: Order) -> None:
-    """Keep who has this worker stopped. An earlier record is kept."""
+    """Record who had this worker stopped. An earlier record is kept."""
     store.swap(_STOP + order.worker, None, _encode(order), ttl=STOP_SECONDS)
 
 
 def stops(store: Store) -> dict[str, Order]:
-    """Who has had which worker stopped within the last day, by its id."""
+    """Who had which worker stopped within the last day, by the worker's id."""
     found = [order for text in store.notes(_STOP).values() if (order := _order(text)) is not None]
     return {order.worker: order for order in found}
 

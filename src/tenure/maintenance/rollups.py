@@ -25,14 +25,14 @@ _NOTES: Mapping[int, str] = {SLOT: "rollup:5m:", HOUR: "rollup:1h:"}
 _KEPT: Mapping[int, float] = {SLOT: 7 * HOUR, HOUR: 192 * HOUR}
 _BACK = 6 * HOUR  #: how far back a missing roll-up is still made
 _SETTLED = 5.0  #: seconds after which the outcomes of a slot are stored
-_PARTS = 10  #: a slot in which many jobs ended is read in so many parts
-_SAMPLE = 300  #: of each part and state: if more ended, each of these counts for several
+_PARTS = 10  #: a slot in which many jobs ended is read in this many parts
+_SAMPLE = 300  #: jobs read of each part and state: if more ended, each of them counts for several
 _MOST = 1_000_000
 _TASKS = 50
 
 
 class Figures(msgspec.Struct, omit_defaults=True):
-    """How many jobs of a task ended. `stumbled`: so many of them after a failure or a crash."""
+    """How many jobs of a task ended. `stumbled`: how many of them after a failure or a crash."""
 
     completed: float = 0.0
     dead: float = 0.0
@@ -53,7 +53,7 @@ class Figures(msgspec.Struct, omit_defaults=True):
 
 
 class RollUp(msgspec.Struct):
-    """What ended from `at`, in Unix seconds, for `seconds`; by task, the first fifty. None: nobody has recorded it."""
+    """What ended from `at`, in Unix seconds, for `seconds`; by task, the first fifty. None: it was not recorded."""
 
     at: int
     seconds: int
@@ -95,7 +95,7 @@ def joined(rollups: Iterable[RollUp], at: int, seconds: int) -> RollUp:
 
 
 def collect(store: Store, at: int, seconds: int) -> RollUp:
-    """What ended in this time. Exact up to 300 jobs of each state; beyond, read in ten parts, of each the last 300."""
+    """What ended in this time. Exact up to 300 jobs of each state; beyond that, the last 300 of each tenth are read."""
     whole = _read(store, at, at + seconds)
     if whole is not None:
         return RollUp(at, seconds, whole)
@@ -105,13 +105,13 @@ def collect(store: Store, at: int, seconds: int) -> RollUp:
 
 
 def _read(store: Store, since: float, until: float, *, scaled: bool = False) -> dict[str, Figures] | None:
-    """None: so many ended that they are to be read in parts."""
+    """None: so many ended that they must be read in parts."""
     found = store.ended(_instant(since), _instant(until), most=_MOST, sample=_SAMPLE)
     return None if not scaled and max(found.counts.values()) > _SAMPLE else by_task(found)
 
 
 def by_task(found: Ended) -> dict[str, Figures]:
-    """If more ended than were read, each of these counts for several."""
+    """If more jobs ended than were read, each one read counts for several."""
     read = Counter(job.state for job in found.last)
     tasks: dict[str, Figures] = {}
     for job in found.last:
@@ -152,12 +152,12 @@ class RollUps:
         else:
             slots = _slots(self._store, at)
             found, known = joined(slots, at, HOUR), len(slots) == HOUR // SLOT
-        if found.tasks or known:  # an older one without any job says no more than none
+        if found.tasks or known:  # an older roll-up without jobs says no more than a missing one
             self._store.swap(key, None, _encode(found).decode(), ttl=_KEPT[seconds])
 
 
 def _slots(store: Store, hour: int) -> Collection[RollUp]:
-    """Those of this hour that are recorded."""
+    """The recorded slots of this hour."""
     return _stored(store, f"{_NOTES[SLOT]}{hour // HOUR}:").values()
 
 

@@ -1,4 +1,4 @@
-"""The roster: every duty of a loop gets its turn, the one that is due first comes first.
+"""The roster: every duty of a loop gets its turn, the earliest due first.
 
 A turn is one call with a bounded batch. What is left after a full batch is due at once, but behind the duties that are
 due already: no duty works until nothing is left while another one waits. A duty that fails is retried later, alone.
@@ -23,7 +23,7 @@ from tenure.maintenance.holder import RETRY_SECONDS
 
 _log = logging.getLogger("tenure.maintenance")
 BUDGET_SECONDS = 0.1
-LEAST = 16  #: slow batches shrink to this part of their size: a smaller one is no faster where each call is slow
+LEAST = 16  #: a slow batch shrinks at most by this factor: where each call is slow, a smaller one is no faster
 SHARE = 4.0  #: after a failure that took a second, the duty leaves the loop to the others for at least four
 
 
@@ -42,7 +42,7 @@ class Row:
     turn: Callable[[int], Turn]
     period: float  #: between two turns, ± 20%; less if the turn before says that something is due earlier
     batch: int = 1
-    budget: float = BUDGET_SECONDS  #: a full batch that takes longer is halved, to a sixteenth; one that fails, to one
+    budget: float = BUDGET_SECONDS  #: a full batch that takes longer is halved, down to 1/16; one that fails, down to 1
     spacing: float = 0.0  #: between two turns at the least, unless the batch was full
     first: float = 0.0  #: until the first turn
 
@@ -77,7 +77,7 @@ class Roster:
     """The duties of one loop. `step` is called by one thread, all else by any.
 
     `answers` asks the store for something small: when a duty fails and this fails too, the store is unavailable, and
-    `step` raises the error; nothing is said of the duty then. Else `short` is called: the store may be full.
+    `step` raises the error, and the duty does not count as failed. Else `short` is called: the store may be full.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Roster:
         self._places[row.name] = _Place(row, self._clock() + row.first, row.batch)
 
     def hurry(self, *names: str) -> bool:
-        """Make those of these duties that are in this roster due now. False: none is."""
+        """Make these duties due now, as far as they are in this roster. False: none of them is."""
         with self._lock:
             found = [self._places[name] for name in names if name in self._places]
             for place in found:

@@ -1,7 +1,7 @@
 """A slow walk through all jobs that wait: a check that no ask was lost.
 
-Whatever may end a wait stores an ask, and `admit` deletes that once its work is done, so the walk should find nothing.
-If an ask was lost after all, its job would wait for good, without a word. The walk asks for it again, and tells.
+Whatever may end a wait stores an ask, and `admit` deletes it once its work is done, so the walk should find nothing.
+If an ask was lost after all, its job would silently wait forever. The walk asks for it again, and reports it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tenure.maintenance.roster import Turn
 from tenure.ports import LINKS_PROTOCOL, Filter, JobView, Store
 
 _log = logging.getLogger("tenure.maintenance")
-KEPT_SECONDS = 86_400.0  #: so long it is told
+KEPT_SECONDS = 86_400.0  #: how long lost waits are reported
 _LOST = "wait-lost:"
 _WAITING = Filter(states=frozenset({State.WAITING}))
-#: Of the jobs that have waited longest. Each turn looks at these too: with its process the walk begins anew.
+#: The jobs that have waited longest. Each turn looks at these too: the walk starts over with each new process.
 _OLDEST = 50
 _WITHIN = 10_000  #: jobs among which a turn searches for those that wait
 _MOST_NAMED = 20
@@ -29,7 +29,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class LostWaits:
-    """The jobs of a task that were asked for again: the first of them, how many at least, when the last one was."""
+    """The jobs of a task that were asked for again: some of them, how many at least, and when the last one was."""
 
     task: str
     jobs: tuple[str, ...]
@@ -49,10 +49,10 @@ class WaitCheck:
         store = self._store
         page = store.search(_WAITING, limit=limit, cursor=self._cursor, within=_WITHIN)
         jobs = {job.id: job for job in (*page.jobs, *store.waited_longest(limit=_OLDEST))}
-        if jobs and not store.outdated(LINKS_PROTOCOL):  # beside these no ask is answered, and some are never stored
+        if jobs and not store.outdated(LINKS_PROTOCOL):  # while any runs, no ask is answered, and some are not stored
             lost = store.lost_waits(jobs)
             if lost:
-                self._tell([jobs[each] for each in lost])  # first: once they are asked for, nobody would find them
+                self._tell([jobs[each] for each in lost])  # first: once they are asked for, no walk finds them
                 store.ask(dict.fromkeys(each for job, parents in lost.items() for each in (job, *parents)))
         self._cursor = page.cursor
         return Turn()
@@ -72,7 +72,7 @@ class WaitCheck:
 
     def _note(self, task: str, ids: list[str]) -> None:
         key = _LOST + task
-        for _ in range(3):  # another process may write it at the same time; all of them have told their logs
+        for _ in range(3):  # another process may write it at the same time; each has logged what it found
             old = self._store.notes(key).get(key)
             before = None if old is None else msgspec.json.decode(old, type=LostWaits)
             told = tuple(dict.fromkeys((*ids, *(before.jobs if before else ()))))

@@ -273,7 +273,7 @@ class _Server:
                 "expected postgresql://USER:PASSWORD@HOST/DATABASE, got one that can't be read"
             ) from None
         host, port = str(given.get("host", "")), str(given.get("port", ""))
-        if "@" in host or port.strip("0123456789,"):  # then it is a part of the password
+        if "@" in host or port.strip("0123456789,"):  # a part of the password was taken for it
             raise InvalidOption(
                 "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a host with '@' in it or a port that is "
                 "no number: in a password of a URL write %40 for @, %2F for / and %3A for :"

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tenure.worker.embedded import Embedded
 
 NOTES, PREFIX = "incident", "incident:"
-NEWER = "incident2:"  #: for kinds that the release before does not decode: it would fail at each check
+NEWER = "incident2:"  #: for kinds that the previous release can't decode: its every check would fail
 SLOTS = 8
 LAST_SECONDS = 15.0  #: longest delay of process exit by a running delivery or an unavailable store
 #: 13 attempts within about an hour, the first in quick succession, for a receiver that restarts.
@@ -76,7 +76,7 @@ class Watch:
     def update(self, seen: Iterable[Problem]) -> list[str]:
         """Update the incidents: exactly these problems exist now. The ids of the jobs that deliver what is new.
 
-        A symptom of another problem is told with its cause. Its own incident, if it was first, stays open.
+        A symptom of another problem is reported with its cause. If the symptom came first, its own incident stays open.
         """
         stands = self._store.notes(NOTES)
         found = {each.key: each for each in seen}
@@ -131,7 +131,7 @@ class Watch:
         return [draft.id for draft in drafts]
 
     def _draft(self, sink: str, message: Message) -> Draft:
-        """An older release may deliver it: it gets a kind that it knows, and `deliver` reads the kind from the key."""
+        """An older release may deliver it, so it has a kind known there; `deliver` reads the true kind from the key."""
         data = replace(message.data, kind=OLDER.get(message.data.kind, message.data.kind))
         message = replace(message, data=data)
         return self._task.bind(sink=sink, to=self._sinks[sink].label, message=message).draft()
@@ -240,7 +240,7 @@ def delivery_worker(
 class Alarm:
     """A thread that checks every `alert_every`, and the delivery worker. It is used by one thread.
 
-    A process that was disconnected reports nothing at once: the first check comes one interval after the start, and
+    A process that was disconnected does not report at once: the first check comes one interval after the start, and
     one interval after the store recovers, so that other processes have had time to catch up.
     """
 

@@ -32,7 +32,7 @@ class WithLimits:
         rate: str | None = None,
         burst: int | None = None,
     ) -> Limit:
-        """At most so many jobs of a key at a time, and so many that begin in a period, in all processes together.
+        """At most `concurrency` jobs of a key run at a time, and begin within `rate`, in all processes together.
 
         Example: `per_shop = jobs.limit("shop:{shop}", concurrency=2)`, then `@jobs.task(limit=per_shop)` above a task
         with an argument `shop`: each shop has a key of its own. `rate="100/1m"`: in any minute at most 100 begin, at
@@ -68,7 +68,7 @@ class WithLimits:
 class AppLimits:
     """Reads and changes limits and keys. Each name is a key, a template, or what `jobs.limit(…)` returned.
 
-    Example: `jobs.limits.pause("shop:42", "10m", why="too many 429")`. The audit trail names the app. What is unknown
+    Example: `jobs.limits.pause("shop:42", "10m", why="too many 429")`. The audit trail names the app. An unknown name
     raises UnknownLimit: a limit is known once a worker of its app has started.
     """
 
@@ -76,9 +76,9 @@ class AppLimits:
         self._app = app
 
     def pause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
-        """No job gets a place of this key, or of any key of this limit: for so long, or until `resume`.
+        """No job gets a place of this key, or of any key of this limit: for this long, or until `resume`.
 
-        Jobs that have their place go on, also those that are queued and have not begun.
+        Jobs that have a place go on, also those that are queued and have not begun.
 
         Example: `jobs.limits.pause(github, "30s")`
         """
@@ -104,9 +104,9 @@ class AppLimits:
         rate: str | None = None,
         burst: int | None = None,
     ) -> None:
-        """From now on this holds for the key, or the limit, in place of what the code declares, also after a deploy.
+        """Replace the bounds that the code declares for a key, or a limit, also after a deploy.
 
-        What is not given stays. Example: `jobs.limits.set("shop:42", concurrency=10)`. Raises InvalidOption.
+        Bounds that are not given stay. Example: `jobs.limits.set("shop:42", concurrency=10)`. Raises InvalidOption.
         """
         self._here("set").set(_named(name), concurrency=concurrency, rate=rate, burst=burst)
 
@@ -118,15 +118,15 @@ class AppLimits:
         rate: str | None = None,
         burst: int | None = None,
     ) -> None:
-        """This holds from now on. Example: `await jobs.limits.aset("shop:42", concurrency=10)`"""
+        """Replace the declared bounds. Example: `await jobs.limits.aset("shop:42", concurrency=10)`"""
         await self._there(lambda limits: limits.set(_named(name), concurrency=concurrency, rate=rate, burst=burst))
 
     def reset(self, name: str | Limit) -> bool:
-        """Let hold again what the code declares. False: nothing was set. Example: `jobs.limits.reset("shop:42")`"""
+        """Restore the bounds that the code declares. False: nothing was set. Example: `jobs.limits.reset("shop:42")`"""
         return self._here("reset").reset(_named(name))
 
     async def areset(self, name: str | Limit) -> bool:
-        """Let hold again what the code declares. Example: `await jobs.limits.areset("shop:42")`"""
+        """Restore the bounds that the code declares. Example: `await jobs.limits.areset("shop:42")`"""
         return await self._there(lambda limits: limits.reset(_named(name)))
 
     def status(self, key: str | Limit) -> KeyStatus:

@@ -14,9 +14,9 @@ from threading import Lock
 from tenure.core.lifecycle import State
 from tenure.ports import JobView, QueueView
 
-STEP_SECONDS = 5.0  #: between two looks that are kept, at the least
-SPAN_SECONDS = 60.0  #: over which a change is measured, if somebody looked then
-LEAST_SECONDS = 10.0  #: a change over less is no pace
+STEP_SECONDS = 5.0  #: at least, between two looks that are kept
+SPAN_SECONDS = 60.0  #: over which a change is measured, if there was a look then
+LEAST_SECONDS = 10.0  #: a change over a shorter time gives no pace
 KEPT_SECONDS = 300.0
 
 

@@ -24,7 +24,7 @@ class Problem:
     queue: str = ""
     task: str = ""
     jobs: Sequence[str] = ()  #: some of the jobs that it is about
-    cause: str = ""  #: the key of the problem that causes it; empty: none that is known
+    cause: str = ""  #: the key of the problem that causes it; empty: none is known
 
     @property
     def key(self) -> str:

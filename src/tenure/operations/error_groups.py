@@ -18,7 +18,7 @@ class ErrorGroup:
     fingerprint: str
     says: str  #: the pattern
     jobs: int
-    tasks: Sequence[tuple[str, int]]  #: how many jobs of which task, the most first
+    tasks: Sequence[tuple[str, int]]  #: how many of the jobs are of which task, the most first
     last_id: str  #: the job that ended last
     last_at: datetime | None
 

@@ -102,7 +102,7 @@ def _scheduled(facts: _Facts) -> Explanation:
     match last.outcome if last else None:
         case None:
             waits = "it was enqueued for later"
-        case "failed" | "crashed" if not (job.failures or job.crashes):  # a replay began its budgets anew
+        case "failed" | "crashed" if not (job.failures or job.crashes):  # a replay has reset its budgets
             waits = "it was replayed, to run when its turn comes"
         case "failed":
             waits = f"it is waiting for its next retry after failure {job.failures} of {job.max_failures}"
@@ -333,7 +333,7 @@ def waits_for(job: JobView) -> str:
 
 
 def doing(job: JobView) -> str:
-    """The same without the share, for places that draw it as a bar."""
+    """`progress_text` without the share, for places that draw it as a bar."""
     return " · ".join(part for part in (job.stage, job.message) if part)
 
 

@@ -1,7 +1,7 @@
 """The jobs of a flow by step: siblings are folded, so that a flow of ten thousand jobs is a handful of steps.
 
-Two jobs are siblings when they are of one task and have the same place between the others: as far from the first jobs
-and from the last, behind siblings and before siblings.
+Two jobs are siblings when they are of one task and have the same place between the others: equally far from the first
+jobs and from the last, behind siblings and before siblings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tenure.ports import EdgeView, Member, Store
 
 MOST_MEMBERS = 10_000  #: jobs of a flow that are read
 MOST_READ = 30_000  #: edges
-MOST_STEPS = 200  #: of a graph: with more of them, jobs of a task are folded wherever they stand
+MOST_STEPS = 200  #: of a graph: with more of them, jobs of a task are folded wherever they are
 NAMED = 5  #: jobs of a step that are named
 _PAGE, _CHUNK = 1_000, 500
 _ROUNDS = 20  #: in which siblings are told apart by their neighbours
@@ -28,7 +28,7 @@ class Step:
 
     number: int
     task: str
-    level: int  #: how many steps are before it, on the longest way
+    level: int  #: how many steps are before it, on the longest path
     counts: Mapping[State, int]  #: without jobs that are gone
     jobs: Sequence[str]  #: the first five, dead and running ones before others
     total: int
@@ -55,7 +55,7 @@ class Graph:
     steps: Sequence[Step]
     arrows: Sequence[Arrow]
     complete: bool = True  #: False: the flow has more than 10,000 jobs or 30,000 edges, and the rest is not shown
-    folded: bool = False  #: there were more than 200 steps: jobs of a task are one step wherever they stand
+    folded: bool = False  #: there were more than 200 steps: jobs of a task are one step wherever they are
 
 
 def graph_of(store: Store, flow_id: str) -> Graph:
@@ -93,7 +93,7 @@ def _edges(store: Store, ids: Sequence[str]) -> tuple[list[EdgeView], bool]:
 
 
 def _outside(store: Store, ids: set[str]) -> dict[str, Member | None]:
-    """The jobs of others before those of the flow; None: it is gone, or one of more than a thousand."""
+    """The jobs outside a flow that its jobs wait for; None: the job is gone, or is beyond the first thousand."""
     found: dict[str, Member | None] = dict.fromkeys(sorted(ids))
     asked = dict.fromkeys(list(found)[:_PAGE], "")
     for each in store.updates(asked, limit=len(asked)) if asked else ():
@@ -185,7 +185,7 @@ def _numbered(kinds: Mapping[str, Hashable]) -> dict[str, int]:
 
 
 def _levels(ids: Mapping[str, object], edges: Sequence[EdgeView]) -> dict[str, int]:
-    """How many edges the longest way to each job has. What waits in a circle is on no level: 0."""
+    """How many edges the longest path to each job has; 0 for jobs that wait in a cycle."""
     children: dict[str, list[str]] = defaultdict(list)
     left = dict.fromkeys(ids, 0)
     for edge in edges:

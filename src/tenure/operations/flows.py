@@ -124,7 +124,7 @@ class Flows:
     def cancel(self, flow_id: str, reason: str = "") -> FlowActed:
         """Cancel its jobs that have not ended, 200 at a time; running ones are asked to stop. Raises UnknownFlow.
 
-        Jobs of other flows are left alone, also those that hold a unique key for which a job of this one stands.
+        Jobs of other flows are left alone, also one that holds a step's unique key, and so stands in for its job.
         """
         store = self._access.store
 
@@ -154,7 +154,7 @@ class Flows:
         """Let the jobs that wait for these dead or cancelled ones go on without them. A result for each.
 
         Refused for one whose result a job takes as an argument of its own: that job could only fail. A list of
-        results (`outputs(…)`) goes without it. Raises UnknownJob.
+        results (`outputs(…)`) leaves it out. Raises UnknownJob.
         """
         if not ids:
             return []

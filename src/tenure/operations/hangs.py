@@ -17,13 +17,13 @@ from tenure.ports import Filter, JobView, Store, WorkerView
 
 LEAST_SECONDS = 300.0  #: no job that has run for less is said to hang
 FACTOR = 10.0  #: times the p95 of its task
-SILENT_SECONDS = 600.0  #: without a report, in a slot that nothing else can have
+SILENT_SECONDS = 600.0  #: without a report, in a slot that nothing else can use
 UNKNOWN_SECONDS = 3600.0  #: the same, for a job whose task has too few runs
 UNUSUAL = 2.0  #: times the p95: a silent job that takes as long as its task does is no hang
 SAMPLE, FEWEST = 20, 5  #: completed runs of a task that its p95 is taken from
 _MOST_RUNNING, _PAGE = 2_000, 500  #: running jobs that are looked at
 _MOST_TASKS = 5  #: whose last runs are read, those that run longest
-_MOST_SILENT = 10  #: as many tasks more: of silent jobs in workers that are full of them
+_MOST_SILENT = 10  #: and this many more: tasks whose silent jobs fill a worker
 _WITHIN = 5_000  #: rows among which these are searched
 
 

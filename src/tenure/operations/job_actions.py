@@ -61,7 +61,7 @@ class Jobs(JobReads):
         return answers
 
     def pace(self, per_minute: int, where: Filter | None = None) -> Pace:
-        """For a replay of so many jobs a minute. `where`: the filter that they match. Raises InvalidOption."""
+        """For a replay of `per_minute` jobs a minute. `where`: the filter that they match. Raises InvalidOption."""
         return Pace(self._access.store, per_minute, where)
 
     def act(
@@ -195,7 +195,7 @@ class Jobs(JobReads):
         for start in range(0, len(refs), BATCH):
             batch = refs[start : start + BATCH]
             ids = [ref.id for ref in batch]
-            # To the millisecond, as stores keep them: what is due at once must ring so.
+            # To the millisecond, as stores keep them: a delay that rounds to 0 must ring as due at once.
             delays = (
                 {job_id: round(delay, 3) for job_id, delay in zip(ids, pace.take(len(ids)), strict=True)}
                 if pace

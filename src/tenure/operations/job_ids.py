@@ -21,7 +21,7 @@ _PART = re.compile(r"[0-9a-f-]+").fullmatch
 
 
 def whole(store: Store, text: str, *, seconds: float = LOOK_SECONDS) -> str:
-    """The id that this text is, begins or ends; a whole one is not looked for. Raises InvalidOption, UnknownJob.
+    """The id that this text is, begins or ends; a whole id is returned unchecked. Raises InvalidOption, UnknownJob.
 
     The beginning is looked up, and for the end all ids are compared, newest first, for as long as `seconds`.
     """

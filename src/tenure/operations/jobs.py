@@ -27,7 +27,7 @@ BATCH = 500
 MOST_ENDED = 100_000  #: jobs counted at a time, for each ended state
 WITHIN = 10_000  #: rows that one step of a long walk reads, so that no single read takes long
 MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; its result says if there are more
-LOOK_SECONDS = 0.1  #: for one look at a page, which leaves the store to the others; the next look continues
+LOOK_SECONDS = 0.1  #: for one look at a page, so that others can use the store; the next look continues
 _FIRST, _SMALLEST, _LARGEST = 1_000, 200, 20_000  #: jobs in a batch of a search
 _GROUPED = 2_000  #: jobs whose errors are grouped
 _QUICK = 0.01  #: seconds: a batch that takes less is followed by a larger one
@@ -170,14 +170,14 @@ class JobReads:
         """The matches, redacted, among the next jobs, and how many those are: `size`, or fewer.
 
         If the page has a cursor, that is at a match or at the end of the batch, and never at a job that only a hidden
-        value makes a candidate: a cursor would tell of it.
+        value makes a candidate: a cursor there would reveal it.
         """
         search, redacted = self._access.store.search, self._access.redacted
         if not where.conditions:
             page = search(where, limit=room, cursor=cursor, within=size)
             return replace(page, jobs=tuple(map(redacted, page.jobs))), size
         page = search(where, limit=_SMALLEST, cursor=cursor, within=size)
-        if len(page.jobs) == _SMALLEST < size:  # so many candidates that they are no batch: look at fewer
+        if len(page.jobs) == _SMALLEST < size:  # too many candidates for one batch: look at fewer
             size = _SMALLEST
             page = search(where, limit=size, cursor=cursor, within=size)
         jobs = [redacted(job) for job in page.jobs]

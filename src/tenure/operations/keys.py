@@ -20,9 +20,9 @@ from tenure.core.limits import Bounds, Rate
 from tenure.ports import FOREVER, KeyView, LimitRow, Store
 
 MOST_LOOKED_AT = 2_000  #: keys, by name
-MOST_JOBS = 50  #: those that have waited longest, whose keys are looked at besides
+MOST_JOBS = 50  #: those that have waited longest: their keys are looked at too
 SET, PAUSED = "limit.set:", "limit.pause:"
-SNOOZED = "a job snoozed it"  #: why a key is paused that no operator has paused, as the stores write it
+SNOOZED = "a job snoozed it"  #: the reason that stores write for a pause which no operator made
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Usage:
     """The keys that are known now. `complete`: there are no others than these."""
 
     keys: tuple[KeyView, ...]  #: the most waited-for first
-    oldest: Mapping[str, datetime]  #: since when the oldest waits under this key: those of the store's fifty
+    oldest: Mapping[str, datetime]  #: since when a key's oldest job waits, of the fifty that have waited longest
     complete: bool
     at: datetime  #: when they were read
 
@@ -74,7 +74,7 @@ class Paused(NamedTuple):
 
     @property
     def until_at(self) -> datetime | None:
-        """None: somebody must resume it."""
+        """None: it lasts until it is resumed."""
         return None if self.until >= FOREVER else datetime.fromtimestamp(self.until, UTC)
 
     def told(self, now: datetime) -> str:
@@ -158,13 +158,13 @@ def allowed_rate(rate: Rate) -> str:
 
 
 def held_of(key: KeyView) -> str:
-    """How many of its places are held: "2 of 3"; "2", if there are as many as wanted."""
+    """How many of its places are held: "2 of 3"; "2", if their number is not limited."""
     most = key.bounds.concurrency
     return f"{key.held:,}" if most is None else f"{key.held:,} of {most:,}"
 
 
 def next_of(key: KeyView) -> str:
-    """When its next token comes: "now", "in 400ms"; empty: it has no rate, or something else is missing."""
+    """When its next token comes: "now", "in 400ms"; empty: it has no rate, no free place, or is paused."""
     if key.next_token is None or key.paused_until is not None:
         return ""
     return "now" if key.next_token == 0 else f"in {spell(key.next_token)}"
@@ -180,7 +180,7 @@ def command(verb: str, name: str) -> str:
 
 
 def most_waited(keys: Iterable[KeyView], number: int) -> list[KeyView]:
-    """Of keys in the order of `usage` the first that somebody waits for, or that are paused."""
+    """Of keys in the order of `usage`, the first ones that jobs wait for or that are paused."""
     return [key for key in keys if key.waiting or key.paused_until is not None][:number]
 
 

@@ -85,7 +85,7 @@ class LimitReads:
     def keys(self, limit: str | None = None, *, start: str = "", number: int = 50) -> list[KeyView]:
         """Keys in order of their names, after `start`: of this limit, or of all. Raises UnknownLimit.
 
-        Known are the keys that are in use, paused or set, or that have begun something a short while ago.
+        Known are the keys that are in use, paused or set, or of which a job began a short while ago.
         """
         if limit is not None and not self._access.store.limits([limit]):
             raise self._unknown(limit)
@@ -180,9 +180,9 @@ class Limits(LimitReads):
     """Queries and actions on limits. Example: `admin.limits.pause("shop:42", "10m", "too many 429")`"""
 
     def pause(self, name: str, for_: Duration | None = None, why: str = "") -> float:
-        """Give no place of this key, or of any key of this limit: for so long, or until `resume`.
+        """Give no place of this key, or of any key of this limit: for this long, or until `resume`.
 
-        Returns the Unix time of its end. A pause that stands is replaced. Raises UnknownLimit, InvalidOption.
+        Returns the Unix time of its end. A current pause is replaced. Raises UnknownLimit, InvalidOption.
         """
         length = None if for_ is None else seconds(for_, "pause: for")
         if length == 0:
@@ -216,9 +216,9 @@ class Limits(LimitReads):
         rate: str | None = None,
         burst: int | None = None,
     ) -> Bounds:
-        """Let this hold for a key, or a limit, in place of what is declared. What is not given stays.
+        """Replace the declared bounds of a key, or a limit. Bounds that are not given stay.
 
-        Returns what holds now. Lowered below what runs, it lets that end. Raises UnknownLimit, InvalidOption.
+        Returns what holds now. Jobs that already run beyond it continue. Raises UnknownLimit, InvalidOption.
         """
         limit = self.limit_of(name)
         if concurrency is None and rate is None and burst is None:
@@ -242,7 +242,7 @@ class Limits(LimitReads):
         return rate._replace(burst=burst_of(f"limit {name!r}", burst, rate.most))
 
     def reset(self, name: str) -> bool:
-        """Let hold again what is declared. False: nothing was set. Raises UnknownLimit."""
+        """Restore the declared bounds. False: nothing was set. Raises UnknownLimit."""
         limit = self.limit_of(name)
         with self._access.recorded("limits.reset", name) as said:
             reset = self._change(name, limit, set=None)
@@ -260,7 +260,7 @@ class Limits(LimitReads):
         return next(iter(self._access.store.limits([name], keys=key)), None)
 
     def _change(self, name: str, limit: str, *, key: bool | None = None, **changes: object) -> bool:
-        """Write these changes of a row; False: it was so already."""
+        """Write these changes to a row; False: there was nothing to change."""
         of_key = name != limit if key is None else key
         for _ in tries(f"limit {name!r}"):
             old = self._row(name, key=of_key) or LimitRow(name=name, key=of_key, limit=limit if of_key else "")
@@ -273,7 +273,7 @@ class Limits(LimitReads):
         raise AssertionError("the tries end with an error")
 
     def _record(self, kind: str, name: str, limit: str, *, by: bool, ttl: float | None = None) -> None:
-        """Keep who changed it, for so many seconds, or forget that."""
+        """Record who changed it, for `ttl` seconds, or delete that record."""
         note, store = kind + about(name, key=name != limit), self._access.store
         old = store.notes(note).get(note)
         new = msgspec.json.encode(By(self._access.who, store.now())).decode() if by else None
@@ -282,7 +282,7 @@ class Limits(LimitReads):
 
 
 def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
-    """What holds of two bounds: of the first what it gives, else of the second."""
+    """The bounds that hold: from `first` what it gives, else from `then`."""
     known = [each for each in (first, then) if each is not None]
     return Bounds(
         next((each.concurrency for each in known if each.concurrency is not None), None),

@@ -88,7 +88,7 @@ class NeighbourReads:
         return job is not None and place in taken_alone(job.payload)
 
     def holding(self, *, limit: int = 200) -> Mapping[str, JobView]:
-        """The dead job that others of its flow wait for, by flow: the last that died, of so many."""
+        """By flow, the dead job that others of it wait for: the one that died last, among the last `limit` of all."""
         found: dict[str, JobView] = {}
         for job in self._access.store.holding(limit=limit):
             if job.flow is not None:

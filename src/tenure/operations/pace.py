@@ -1,4 +1,4 @@
-"""When each job of a replay is due: so many a minute. No process has to stay, since the store keeps them scheduled."""
+"""When each job of a replay is due, at a given number a minute. No process has to stay: the store keeps them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Pace:
     """The moments at which jobs of one replay are due. Example: `Pace(store, 60, where).take(22)`, delays in seconds.
 
     The next free moment of a filter is a note in the store: a replay that was cut short goes on behind the jobs that it
-    has placed, and two at the same time share the minutes. One with another number a minute begins now: the pace of the
-    jobs that are placed was a mistake. `last` is when the last of the jobs is due.
+    has placed, and two at the same time share the minutes. A replay with another number a minute begins now: the former
+    pace was a mistake. `last` is when the last of the jobs is due.
     """
 
     def __init__(self, store: Store, per_minute: int, where: Filter | None = None) -> None:
@@ -31,7 +31,7 @@ class Pace:
         self._free: datetime | None = None
         self._key = ""
         if where is not None:
-            # A page asks for those before its count, and an age is counted from now.
+            # Without times, which differ at each call: a page adds that of its count, and an age is counted from now.
             same = replace(where, enqueued_since=None, enqueued_until=None, ended_since=None, ended_until=None)
             self._key = (
                 _PREFIX
@@ -39,7 +39,7 @@ class Pace:
             )
 
     def take(self, count: int) -> list[float]:
-        """Seconds until each of the next `count` jobs is due; 0.0: at once. Nobody else gets these moments."""
+        """Seconds until each of the next `count` jobs is due; 0.0: at once. No other replay gets these moments."""
         now = self._store.now()
         first = self._taken(now, count) if self._key else max(now, self._free or now)
         self._free, self.last = first + count * self._step, first + (count - 1) * self._step

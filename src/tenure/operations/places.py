@@ -27,7 +27,7 @@ class Refused:
 
 
 def refused(store: Store, job: JobView, now: datetime) -> Refused:
-    """What the key says under which a job is parked: reads its keys, and at most fifty jobs."""
+    """Why the key under which a job is parked has no place for it: reads its keys, and at most fifty jobs."""
     name = str(job.parked)
     views = {key.key: key for key in store.keys([name, *(each.key for each in job.limits)], limit=len(job.limits) + 1)}
     causes, reasons = list[Cause](), list[str]()

@@ -87,7 +87,7 @@ class _Facts:
         self.dead = [row for row in everyone if ended_at(row, self.now) is not None]
         waits = any(queue.counts.get(State.WAITING, 0) for queue in self.queues)
         self.longest = store.waited_longest(limit=MOST_READ) if waits else []
-        #: By queue: for how many seconds a job has waited for a place of a limit, which its queue must be served for.
+        #: By queue: how many seconds a job has waited for a place of a limit: it gets one only if the queue is served.
         self.parked = {job.queue: self.age(job.run_at) for job in reversed(self.longest) if job.parked is not None}
         #: No worker, or no tick fired, for this long is normal while one process replaces another.
         self.patience = 2 * settings.lease
@@ -258,7 +258,7 @@ def _of_queues(facts: _Facts) -> Iterator[Problem]:
 
 
 def _of_paused_queues(facts: _Facts, harmed: Collection[str]) -> Iterator[Problem]:
-    """A queue that somebody paused is a problem once something of it is late."""
+    """A paused queue is a problem once jobs of it are late."""
     for queue in facts.queues:
         parked = facts.parked.get(queue.name, 0.0)
         if queue.paused_at is not None and (queue.name in harmed or parked > facts.settings.alert_queue_age):
@@ -337,7 +337,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
             )
 
 
-#: How the reason begins for which a worker could not run them, and what to do.
+#: How the reason why a worker could not run a job begins, the kind of the problem, and what to do.
 _UNFIT: Sequence[tuple[str, Kind, str]] = (
     (MISFIT, "arguments-misfit", "deploy the code that takes them, or cancel them: after 24h each is a dead letter"),
     (NO_KEY, "key-missing", "give the key to all workers: Tenure(codec=AesSiv([…]))"),
@@ -352,7 +352,7 @@ _UNFIT: Sequence[tuple[str, Kind, str]] = (
 def _of_misfits(facts: _Facts) -> Iterator[Problem]:
     """Jobs that wait for a worker whose code takes their arguments, or that has their key.
 
-    A worker without snoozed them, which is an uncharged attempt.
+    A worker that lacked it snoozed them, an uncharged attempt.
     """
     waiting = facts.store.search(Filter(states=frozenset({State.SCHEDULED})), limit=MOST_READ, within=MOST_LOOKED_AT)
     uncharged = [job for job in waiting.jobs if job.attempt > job.failures + job.crashes]

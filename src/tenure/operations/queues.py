@@ -54,7 +54,7 @@ class QueueHealth:
 
     @property
     def needs_care(self) -> bool:
-        """It is paused, or its backlog grows, or nobody serves it."""
+        """It is paused, or its backlog grows, or no worker serves it."""
         waits = self.queue.counts.get(State.QUEUED, 0) > 0
         grows = self.pace is not None and self.pace.growth > 0 and not self.pace.steady
         unserved = not self.workers and not self.guards
@@ -124,7 +124,7 @@ def health(
 
 
 def _pause_of(queue: QueueView, pause: Pause | None) -> Pause | None:
-    """The record of this very pause: one that an older release ended and began again has none."""
+    """The record, if it is of this pause: one that an older release ended and began again has none."""
     if pause is None or queue.paused_at is None:
         return None
     return pause if -_SAME_PAUSE <= (pause.at - queue.paused_at).total_seconds() <= _SAME_PAUSE else None
@@ -157,8 +157,8 @@ class Queues:
         """Raise UnknownQueue for a name that is probably misspelled.
 
         Known are the queues of `declared` and of schedules, those that are paused, that a worker of the last day serves
-        by name, or that a job is or lately was in: with workers that serve all queues, nothing else tells of an empty
-        one.
+        by name, or that a job is, or lately was, in: if workers serve all queues, nothing else shows that an empty
+        one exists.
         """
         store = self._access.store
         if name == DEFAULT or name in (known := {queue.name for queue in store.queues()}.union(declared)):

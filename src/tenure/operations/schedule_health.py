@@ -45,7 +45,7 @@ class ScheduleHealth:
     at: datetime  #: by the store's clock
     marks: Sequence[Tick]  #: its last ticks, the newest last
     record: Record
-    rule: Rule | None  #: None: this release can't read it, its time zone is gone, say
+    rule: Rule | None  #: None: this release can't read it, for example because its time zone is gone
     late: float | None
     why_late: str  #: empty: it is not
 
@@ -53,7 +53,7 @@ class ScheduleHealth:
     def of(
         cls, standing: Standing, now: datetime, marks: Sequence[Tick] = (), paused: Collection[str] = ()
     ) -> ScheduleHealth:
-        """`paused`: the queues that are."""
+        """`paused`: the paused queues."""
         schedule = standing.schedule
         rule = rule_of(schedule) if understood(schedule) else None
         late = overdue_by(standing, now)

@@ -92,8 +92,8 @@ class ScheduleReads:
     ) -> Happened:
         """Runs in progress, then what was decided of the ticks of all schedules from `since` to `until`, newest first.
 
-        A run is decided when it is fired, a missed tick when that is found. It reads at most about 2,000 ticks; fewer
-        than `limit` may have a cursor. Raises InvalidOption for a cursor of something else.
+        A run is decided when it is fired, a missed tick when it is found. Reads at most about 2,000 ticks; fewer than
+        `limit` may have a cursor. Raises InvalidOption for a cursor of something else.
         """
         healths = {each.schedule.name: each for each in self.healths(retired=True)}
         owner = owners(each.schedule for each in healths.values())

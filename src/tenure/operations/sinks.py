@@ -56,7 +56,7 @@ Kind = Literal[
 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-#: Kinds that the release before does not know, each with the nearest that it does.
+#: Kinds that the previous release does not know, each with the nearest one that it does.
 OLDER: Mapping[str, Kind] = {
     "slots-held": "queue-age",
     "stuck-jobs": "too-long",
@@ -78,7 +78,7 @@ class Incident:
 
     id: str
     key: str  #: the key of its problem
-    kind: str  #: one of `KINDS`, or of those that a newer release beside this one knows
+    kind: str  #: one of `KINDS`, or one that only a newer release knows
     subject: str
     says: str
     store: str

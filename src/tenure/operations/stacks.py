@@ -19,7 +19,7 @@ from tenure.operations.workers import ending
 from tenure.ports import JobView
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 5.0  #: a worker that has not answered for so long is said not to answer
+PATIENCE_SECONDS = 5.0  #: a worker that has not answered within this is reported as not answering
 _LOOK_SECONDS = 0.1
 
 
@@ -97,7 +97,7 @@ def _unanswered(access: Access, order: Order) -> JobStack:
 
 
 def awaited(look: Callable[[], T], ready: Callable[[T], bool], seconds: float) -> T:
-    """The first answer that is ready, or the last one after so many seconds."""
+    """The first answer that is ready, or the last one after `seconds`."""
     until = monotonic() + seconds
     while not ready(found := look()) and monotonic() < until:
         sleep(_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""What is wrong with jobs that wait: a dead one holds them, older workers, or a pause; or they have waited for long."""
+"""What is wrong with jobs that wait: a dead one holds them, older workers, or a pause; or they have waited too long."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST_ERROR = 300
 
 
 def of_lost_waits(store: Store) -> Iterator[Problem]:
-    """What the walks through all that waits have found within a day, and have asked for again."""
+    """Jobs that no ask was left for: found within a day by the walks through all waiting jobs, and asked for again."""
     for lost in lost_waits(store):
         jobs = f"a job of {lost.task} has" if lost.many == 1 else f"at least {lost.many} jobs of {lost.task} have"
         yield Problem(
@@ -57,7 +57,7 @@ def of_waits(
 
 
 def _held_up(store: Store, longest: Sequence[JobView], queues: Sequence[QueueView]) -> Iterator[Problem]:
-    """Workers of an older release live: all that waits is held up, or only what has limits."""
+    """Workers of an older release hold up all waiting jobs, or only those with limits."""
     older, subject = store.outdated(LINKS_PROTOCOL), "all"
     waiting = sum(queue.counts.get(State.WAITING, 0) for queue in queues)
     many = f"{waiting:,} waiting jobs" if waiting != 1 else "a waiting job"
@@ -108,7 +108,7 @@ def _held(store: Store) -> Iterator[tuple[Problem, Sequence[str]]]:
 def _long(
     store: Store, settings: Settings, now: datetime, longest: Sequence[JobView], held: dict[str, str]
 ) -> Iterator[Problem]:
-    """By task: jobs that have waited for long. One that is to wait until a time is no problem before that."""
+    """By task: jobs that have waited too long. One that waits until a set time is no problem before that."""
     by_task: dict[str, list[JobView]] = defaultdict(list)
     for job in longest:
         if job.wait_until is None and _waited(job, now) > settings.alert_wait_age and _since(store, job, now, settings):
@@ -134,7 +134,7 @@ def _long(
 
 
 def _paused(store: Store, settings: Settings, now: datetime, longest: Sequence[JobView]) -> Iterator[Problem]:
-    """Keys and limits that somebody must resume, with jobs that have waited for them for longer than in a queue."""
+    """Keys and limits paused until resumed, with jobs that have waited longer than jobs may wait in a queue."""
     rows = [*store.limits(), *store.limits(keys=True)]
     for row in [each for each in rows if (each.paused_until or 0.0) >= FOREVER][:_MOST_READ]:
         keyed = not row.key and "{" in row.name
@@ -162,7 +162,7 @@ def _paused(store: Store, settings: Settings, now: datetime, longest: Sequence[J
 def _behind(
     settings: Settings, now: datetime, longest: Sequence[JobView], paused: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Keys for whose places jobs have waited for long."""
+    """Keys for whose places jobs have waited too long."""
     by_key: dict[str, list[JobView]] = defaultdict(list)
     for job in longest:
         if job.parked is not None and _waited(job, now) > settings.alert_wait_age:
@@ -192,7 +192,7 @@ def _waited(job: JobView, now: datetime) -> float:
 
 
 def _since(store: Store, job: JobView, now: datetime, settings: Settings) -> bool:
-    """Whether a job that was suspended has waited for that long since then, and not since it was due."""
+    """Whether a suspended job has waited too long since it was suspended, not since it was due."""
     if not job.attempt:
         return True
     last = max(store.attempts(job.id), key=lambda each: each.attempt, default=None)

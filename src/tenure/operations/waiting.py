@@ -36,7 +36,7 @@ class Wait:
     over: bool
     signal: str | None  #: the name of the signal that it waits for, quoted
     since: datetime  #: when the wait began
-    outdated: Sequence[str]  #: live workers of an older release: nothing is admitted beside them
+    outdated: Sequence[str]  #: live workers of an older release: nothing is admitted while they live
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ STATES = ("alive", "busy", "idle", "stalled", "draining", "ended")
 
 
 def is_in(row: WorkerView, state: str, stops: Mapping[str, Stop]) -> bool:
-    """Whether it belongs to the workers that are so: one of `STATES`."""
+    """Whether it is one of the workers in this state, one of `STATES`."""
     if row.died_at is not None or state == "ended":
         return row.died_at is not None and state == "ended"
     match state:

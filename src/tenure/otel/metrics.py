@@ -1,6 +1,6 @@
 """The metrics of /metrics, under their names, for OpenTelemetry: a worker's counters, and what a store holds.
 
-Their texts come from operations/metrics.py, which imports Prometheus's library: at the first use only. What a
+Their texts come from operations/metrics.py, imported at the first use only, as it imports Prometheus's library. What a
 supervisor alone knows, such as deaths of workers, is in /metrics only: it has no SDK.
 """
 

@@ -1,8 +1,8 @@
-"""Spans of enqueues and attempts, by the conventions for messaging systems; beside them attributes `tenure.…`.
+"""Spans of enqueues and attempts, by the conventions for messaging systems, with further attributes `tenure.…`.
 
-The context of an enqueue travels in the job's meta, as the headers of W3C Trace Context under reserved names. Whatever
-is there that is no such context, the attempt begins a trace of its own. An SDK that raises is logged once, and changes
-nothing else.
+The context of an enqueue travels in the job's meta, as the headers of W3C Trace Context under reserved names. If
+something else is there, the attempt begins a trace of its own. An SDK that raises is logged once, and changes nothing
+else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _complained = set[str]()
 
 @contextmanager
 def _harmless() -> Generator[None]:
-    """What fails here changes nothing but the trace."""
+    """A failure in this block changes nothing but the trace."""
     try:
         yield
     except Exception as error:
@@ -229,7 +229,7 @@ def _about_attempt(job_id: str, task: str, queue: str, attempt: int, worker_id: 
 
 
 def _with(meta: str, headers: Mapping[str, str]) -> str:
-    """The meta with these headers. It is not decoded: a bulk may have a hundred thousand.
+    """The meta with these headers. It is not decoded: one call may store a hundred thousand jobs.
 
     >>> _with('{"user":"7"}', {"traceparent": "00-…"})
     '{"user":"7","tenure.traceparent":"00-…"}'
@@ -245,7 +245,7 @@ def _meta_of(text: str) -> dict[str, str]:
 
 
 def _context_of(meta: Mapping[str, str]) -> Context:
-    """That of the enqueue; an empty one if there is none, or something else in its place."""
+    """The context of the enqueue; an empty one if there is none, or something else in its place."""
     found = context.Context()
     with suppress(Exception):
         headers = {name.removeprefix(RESERVED): text for name, text in meta.items() if name.startswith(RESERVED)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 4 << 20
 
 
-RESERVED = "tenure."  #: names in a job's meta that begin so are not for its users
+RESERVED = "tenure."  #: names in a job's meta that begin with this are Tenure's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Links:
     flow: str | None = None  #: the flow's id, canonical UUID text
     name: str = ""  #: of the flow
     once: bool = False  #: the flow is stored by one call only, which names all of its jobs
-    gatherer: str | None = None  #: the job that gathers this one: it waits for it, and cancels it when it ends early
-    gathered: Literal["completed", "ended"] = "completed"  #: what it waits for
+    gatherer: str | None = None  #: the job that gathers this one; if that job ends early, this one is cancelled
+    gathered: Literal["completed", "ended"] = "completed"  #: how far the gatherer waits for this one
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -46,7 +46,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     priority: int = 0
     delay: float | None = None
     run_at: datetime | None = None
-    expires: float | None = None  #: seconds after it is due in which its first attempt must have started
+    expires: float | None = None  #: its first attempt must have started within this many seconds after it is due
     unique: str | None = None
     isolated: bool = False
     timeout: float | None = None
@@ -56,8 +56,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     retry_base: float = 1.0
     retry_cap: float = 30.0
     meta: str = "{}"
-    links: Links | None = None  #: what it waits for, and its flow; None: nothing, and none
-    limits: tuple[Key, ...] = ()  #: under each of which it needs a place
+    links: Links | None = None  #: what it waits for, and its flow; None: neither
+    limits: tuple[Key, ...] = ()  #: it needs a place under each of these
 
     def but(self, **changes: Any) -> Draft:
         """A copy with these changes."""
@@ -73,7 +73,7 @@ class Enqueued(NamedTuple):
 
 
 class Readable(NamedTuple):
-    """What a call on an event loop waits for: that this descriptor is readable, for at most so many seconds."""
+    """What a call on an event loop waits for: that this descriptor is readable, for at most this many seconds."""
 
     fileno: int
     seconds: float
@@ -100,12 +100,12 @@ class Claimed(NamedTuple):
     stale_after: float | None
     enqueued_ms: int  #: Unix milliseconds; converted to a datetime only when a handler reads it
     expired: bool  #: it was claimed after its `expires`: finish it as Cancelled, do not run it
-    linked: bool = False  #: another job may wait for its end: ring `due` then
+    linked: bool = False  #: another job may wait for its end: ring `due` when it has ended
     limited: bool = False  #: it holds places: ring `due` when the attempt has ended
 
     @property
     def is_plain(self) -> bool:
-        """Is its payload here as it was enqueued, and no checkpoint? One that is encrypted or elsewhere is a string."""
+        """Is its payload here as it was enqueued, without a checkpoint? Encrypted or elsewhere, it is a JSON string."""
         return self.payload.startswith("{") and self.checkpoint is None
 
 
@@ -116,7 +116,7 @@ def may_be_cut(claimed: Iterable[Claimed]) -> bool:
 
 
 class Owned(NamedTuple):
-    """A lease that the store records for a worker, and the reason of a cancel requested since, if any."""
+    """A lease that the store records for a worker, and the reason for a cancel requested since, if any."""
 
     claimed: Claimed
     cancel_reason: str | None
@@ -181,8 +181,8 @@ Answer = Landed | NotLanded
 class Promoted(NamedTuple):
     """The promoted ids by queue, and the seconds until the next job is due (None: no job is scheduled).
 
-    `cleared`: the messages of those that had been rescued and then waited, by id. `limited`: how many more there were,
-    which wait for their places now.
+    `cleared`: the messages of those that had been rescued and then waited, by id. `limited`: how many others were
+    promoted, which wait for their places now.
     """
 
     jobs: Mapping[str, Sequence[str]]
@@ -221,12 +221,12 @@ class JobStore(Protocol):
         Wherever this or another verb would queue a job, one with limits is waiting, and parked under its first key.
 
         A draft with edges (`links.after`) is waiting until `admit` finds that they are closed. Each parent must be
-        stored, or stand earlier in `drafts`; where that one was not created, its edges lead from the job that stands.
+        stored, or come earlier in `drafts`; if that one was not created, its edges lead from the existing job.
         Raises BadData that names a parent which does not exist.
 
-        Where a flow of these drafts is to be stored once (`links.once`) and is there already, nothing is stored, and
+        If a flow of these drafts is to be stored only once (`links.once`) and exists already, nothing is stored, and
         FlowMade is raised: also for a flow that is committed while this call waits for it, and for this very call if
-        it is repeated. It is there while one of its jobs is, and until `prune` has found that none is left.
+        it is repeated. A flow exists while one of its jobs does, and until `prune` has found that none is left.
 
         If the id is already stored, or a live job of that task holds the unique key, nothing is created and the answer
         names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then
@@ -239,7 +239,7 @@ class JobStore(Protocol):
         ...
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
-        """As `enqueue` of this draft, which has no links, from the thread of an event loop, which it does not block.
+        """`enqueue` for one draft without links, called in the thread of an event loop, which it does not block.
 
         None: that is not possible now, and nothing was stored. Call `enqueue` in another thread.
         """
@@ -255,7 +255,7 @@ class JobStore(Protocol):
     def promote(self, *, limit: int = 1000) -> Promoted:
         """scheduled and due → queued, or waiting if limited, in order of `run_at`; at most `limit`.
 
-        Call again while as many were promoted.
+        Call again while that many were promoted.
         """
         ...
 
@@ -286,8 +286,8 @@ class JobStore(Protocol):
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
         """Delete completed and cancelled jobs older than `keep`, dead ones older than `keep_dead` (None: never).
 
-        A job from which a live job has an edge is kept. Flows of which no job is left go too, and shared signals that
-        are older than `keep`.
+        A job from which a live job has an edge is kept. Flows with no job left are deleted too, and shared signals
+        that are older than `keep`.
         """
         ...
 
@@ -312,7 +312,7 @@ class JobStore(Protocol):
     def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         """Every lease of this worker, and the cancels requested. Changes nothing.
 
-        `known`: what the caller has of some of them. Their payloads are not read again, and this is returned.
+        `known`: what the caller already has of some of them: this is returned, and their payloads are not read again.
         """
         ...
 

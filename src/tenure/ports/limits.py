@@ -1,8 +1,8 @@
-"""Limits: at most so many jobs of a key at a time, and so many that begin in a period, in the whole installation.
+"""Limits: how many jobs of a key run at a time, and how many begin in a period, in the whole installation.
 
 A job with keys (`Draft.limits`) is never queued by anything but `admit`: it is waiting, *parked* under one of its keys
-until each of them has room. Then it is queued, and holds a *place* of each until it leaves queued and processing, in
-whichever way. Places are kept with the rows, by the same write: a process that dies leaves none behind.
+until each of them has room. Then it is queued, and holds a *place* of each until it is no longer queued or processing,
+for whatever reason. Places are kept with the rows, by the same write: a process that dies leaves none behind.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from tenure.ports.reads import JobView
 
 MOST_KEYS = 8  #: of one job
-UNBEGUN_SECONDS = 30.0  #: a place that no worker has begun to use for so long goes to another queue that waits for it
+UNBEGUN_SECONDS = 30.0  #: a place that no worker has begun to use for this long goes to another queue that waits for it
 SUSPECT_SECONDS = 5.0  #: the same for the place of a suspect, which goes to any job but a suspect of its queue
-FOREVER = 9_999_999_999.0  #: the Unix time until which a key is paused that somebody must resume
+FOREVER = 9_999_999_999.0  #: the `paused_until` of a key that is paused until it is resumed
 
 
 class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
     released_at: datetime | None = None  #: when this release was first seen: the newer release wins
     retired_at: datetime | None = None  #: no longer declared: it limits nothing
     set: Bounds | None = None  #: by an operator: it takes the place of what is declared
-    paused_until: float | None = None  #: Unix time; FOREVER: until somebody resumes it
+    paused_until: float | None = None  #: Unix time; FOREVER: until it is resumed
     why: str = ""  #: of the pause
     rev: int = 0
 
@@ -56,7 +56,7 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fades(self) -> float | None:
-        """The Unix time from which on it is as good as blank; None: something is declared or set."""
+        """The Unix time from which it is as good as blank; None: something is declared or set."""
         return self.paused_until if self.declared is None and self.set is None else None
 
 
@@ -68,7 +68,7 @@ class KeyView(NamedTuple):
     bounds: Bounds
     held: int  #: places: jobs that are queued or processing
     unbegun: int  #: of these, queued
-    waiting: int  #: parked under it, counted up to a limit
+    waiting: int  #: parked under it, counted up to `most`
     tokens: float | None  #: None: it has no rate
     next_token: float | None  #: seconds until it has room for one more begin; 0: now
     paused_until: float | None
@@ -101,7 +101,7 @@ class LimitReads(Protocol):
     ) -> list[KeyView]:
         """Keys in order of their names, after `start`: those of `names` or of one limit, if given.
 
-        Known are the keys that are in use, that are paused or set, or that have begun something a short while ago.
+        A key is known while it is in use, paused or set, and for a short while after a job has begun under it.
         `waiting` is counted up to `most`.
         """
         ...
@@ -111,7 +111,7 @@ class LimitReads(Protocol):
         ...
 
     def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
-        """The jobs that are parked under this key, in the order in which a place is theirs."""
+        """The jobs that are parked under this key, in the order in which they get a place."""
         ...
 
 
@@ -121,18 +121,18 @@ class LimitStore(LimitReads, Protocol):
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         """Write each row if the stored one still has its `rev` (0: if there is none), with the next rev.
 
-        A blank row is deleted. What the row limits is looked at by the next `admit`. False: another process wrote
-        first: read again.
+        A blank row is deleted. The next `admit` looks at what the row limits. False: another process wrote first: read
+        again.
         """
         ...
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
-        """queued → waiting: places that nobody uses go back, at most `limit`.
+        """queued → waiting: takes back unused places, at most `limit`.
 
         They are those of jobs whose queue is paused or has no live worker, and those that have not begun for 30 s
         while a job of another queue, which a worker serves, is parked under the same key. Such a queue comes last
-        under that key for a while. Also asks for the keys under which jobs of a queue are parked that is served again,
-        and forgets at most `limit` keys that nobody uses, once no begin and no pause of them counts any more.
+        under that key for a while. Also stores asks for the keys under which jobs of a queue that is served again are
+        parked, and forgets at most `limit` unused keys, once no begin and no pause of them counts any more.
         """
         ...
 

@@ -58,7 +58,7 @@ class Listener(Protocol):
 
     @property
     def interval(self) -> float:
-        """Seconds between two polls when there is no fileno, or as a fallback beside it."""
+        """Seconds between two polls when there is no fileno, or as a fallback in addition to it."""
         ...
 
     def drain(self) -> list[Ring]:

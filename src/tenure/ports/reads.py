@@ -46,7 +46,7 @@ class JobView:
     crashes_total: int
     max_crashes: int
     solo: bool
-    together: int = 1  #: if `solo`: with how many jobs, at most, its next attempt shares a process; 1: it runs alone
+    together: int = 1  #: if `solo`: how many jobs, at most, its next attempt's process runs; 1: it runs alone
     isolated: bool
     unique: str | None
     worker_id: str | None
@@ -213,8 +213,8 @@ class ReadStore(Protocol):
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         """Which of these jobs have changed: `seen` has the mark of each as it was last seen, or "" for none.
 
-        In one read for all, at most 1,000, whose cost grows with them and not with the table: for programs that look
-        again and again. At most `limit` are returned, since a result may be long; if fewer, there are no others.
+        One read for all of them, at most 1,000. Its cost grows with their number, not with the table: for programs that
+        look again and again. At most `limit` are returned, since a result may be long; if fewer, there are no others.
         """
         ...
 

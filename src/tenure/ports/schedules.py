@@ -34,7 +34,7 @@ CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
 BROKEN = "can't be fired"  #: the start of the reason when Tenure itself paused a schedule
-_NEWER_RULE = re.compile(r"\dW|(?<![A-Z])L-\d|\||except")  #: releases before 0.2 can't read it, but JUL-9 they can
+_NEWER_RULE = re.compile(r"\dW|(?<![A-Z])L-\d|\||except")  #: what releases before 0.2 can't read; they can read JUL-9
 REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
 
@@ -71,7 +71,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = GRACE
     too_long: float | None = None
     command: str = ""  #: of a guard: the command of its last run, as a shell reads it
-    formerly: tuple[Former, ...] = ()  #: its former names, oldest first: ticks decided until then are under them
+    formerly: tuple[Former, ...] = ()  #: its former names, oldest first: each keeps the ticks decided until its `until`
 
     rev: int = 0  #: rises with every write; 0: not stored yet
     since: datetime | None = None  #: earlier ticks are ignored
@@ -88,7 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     last_status: RunStatus | None = None
     last_error: str = ""
     failure_count: int = 0  #: in a row
-    unread: str = ""  #: why this release can't read it: it then leaves it alone; only a declaration replaces it
+    unread: str = ""  #: why this release can't read it, and so leaves it alone; only a declaration replaces it
 
     def but(self, **changes: Any) -> Schedule:
         """A copy with these changes. Example: `schedule.but(paused_at=now)`"""
@@ -183,8 +183,8 @@ class Change:
 
     @property
     def stored(self) -> Schedule:
-        """The row to write. A rule that an older release can't read is marked, by a value that its decoder refuses: it
-        then leaves the schedule alone, where it would pause it as broken."""
+        """The row to write. A rule that an older release can't read is marked, by a value that its decoder refuses:
+        that release then leaves the schedule alone, instead of pausing it as broken."""
         s = self.schedule
         return s.but(rev=s.rev + 1, unread=True if _NEWER_RULE.search(s.rule) else s.unread)
 
@@ -262,8 +262,8 @@ class ScheduleStore(Protocol):
     def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
         """Ticks of all schedules that are not open and were decided from `since` to `until`, the last decided first.
 
-        Both ends are included; `skip` leaves out the first ones: to continue, ask until the last one's time, and skip
-        those of that time that are known. Its cost grows with both numbers, not with the history.
+        Both ends are included; `skip` leaves out the first ones. To continue, pass the time of the last one as `until`,
+        and skip those of that time that are known. Its cost grows with `skip` and `limit`, not with the history.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The texts of a store one by one, wherever each is kept: to encrypt them anew, and to keep large ones elsewhere."""
+"""The texts of a store one by one, wherever each is kept: to encrypt them again, and to keep large ones elsewhere."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Text(NamedTuple):
 
 
 class TextStore(Protocol):
-    """What is needed besides the reads of people. Example: `store.rewrite([(Text("result", job_id, "", old), new)])`
+    """What is needed besides the reads for people. Example: `store.rewrite([(Text("result", job_id, "", old), new)])`
 
     A store with a bucket keeps large payloads, results, checkpoints and records of `once` there, and in the row what
-    stands for each (core/offloaded.py). No read waits for the bucket, but `once` and `fetch`.
+    stands for each (core/offloaded.py). No read but `once` and `fetch` waits for the bucket.
     """
 
     def records(self, job_id: str) -> Mapping[str, str]:
@@ -35,7 +35,7 @@ class TextStore(Protocol):
         ...
 
     def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
-        """Put each new text in the place of this one, if it is still that. Returns how many were.
+        """Replace each text by the new one, if the stored text is still the same. Returns how many were replaced.
 
         Nothing else about a job changes: not its state, its lease, or when it was last active. A row that another
         transaction has locked is left as it is.
@@ -43,10 +43,10 @@ class TextStore(Protocol):
         ...
 
     def keep(self, texts: Iterable[Text]) -> Future[None] | None:
-        """Begin to bring those into the bucket that are too large for a row. Waits for nothing.
+        """Begin to offload the texts that are too large for a row. Waits for nothing.
 
-        None: all of them are there, and the verb that stores them will not wait for the bucket. Else what to wait for
-        before this is asked again; it raises BucketAway.
+        None: all of them are in the bucket, and the verb that stores them will not wait for it. Otherwise a future to
+        wait for before the next call; it raises BucketAway.
         """
         ...
 

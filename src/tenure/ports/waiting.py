@@ -1,8 +1,8 @@
 """Jobs that wait: for jobs before them, or for a signal. `admit` lets them go on once that has happened.
 
-Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job was stored that waits, a job
-was suspended, a signal arrived. Only `admit` removes asks. So a process that dies between the two loses nothing, and
-nothing depends on a walk through the jobs that wait. One checks that no ask is lost (`lost_waits`).
+Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job that waits was stored, a job
+was suspended, a signal arrived. Only `admit` removes asks. So a process that dies in between loses nothing, and nothing
+depends on a walk through the jobs that wait; the one there is (`lost_waits`) only checks that no ask is lost.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class EdgeView(NamedTuple):
 class Waits(NamedTuple):
     """What is left to do for jobs that wait."""
 
-    asks: int  #: that `admit` has not worked off, counted up to a limit
+    asks: int  #: that `admit` has not answered, counted up to a maximum
     flows: int  #: with a job that has not ended, among the newest 200
 
 
@@ -143,10 +143,10 @@ class WaitReads(Protocol):
         ...
 
     def lost_waits(self, ids: Iterable[str]) -> dict[str, list[str]]:
-        """Those of these jobs that wait for what has happened, and of which no ask is left: there should be none.
+        """Those of these jobs that wait for something that has happened, with no ask left: there should be none.
 
-        Each with the jobs before it whose end was not noticed. One reading of the store, so that none is found that is
-        being admitted. Of each job it looks at 200 open edges; while more than a thousand asks are left, at nothing.
+        Each with the jobs before it whose end was not noticed. It reads the store once, so that it finds no job that is
+        being admitted. It looks at 200 open edges of each job; while more than a thousand asks are left, at nothing.
         """
         ...
 
@@ -169,14 +169,14 @@ class WaitStore(WaitReads, Protocol):
         `expires` counts from then.
 
         A job with limits is then parked, due or not, until each of its keys has room: there are fewer places held than
-        the key has, it has a token more than there are jobs that hold a place and have not begun, and nobody has paused
-        it. Of those parked under a key, the highest priority goes first, then the one that was due first, then the
+        the key has, it has a token more than there are jobs that hold a place and have not begun, and it is not paused.
+        Of those parked under a key, the highest priority goes first, then the one that was due first, then the
         smaller id; only those whose queue is not paused, and is served by a live worker. An admitted job is due at
         once: a long backlog of one key is not always first in its queue. One that has never begun and has expired
         meanwhile is cancelled.
 
-        Nothing is admitted while a live worker is registered that knows nothing of jobs that wait, and none with limits
-        while one is that knows nothing of them. Call again while there is `more`.
+        Nothing is admitted while a live worker is registered that knows nothing of jobs that wait, and no job with
+        limits while one is registered that knows nothing of limits. Call again while there is `more`.
         """
         ...
 
@@ -184,7 +184,7 @@ class WaitStore(WaitReads, Protocol):
         """Store a signal: to one job (`own:NAME`), or with None to every job that waits for `shared:KEY`.
 
         It arrives once: NotLanded if there is one already, unless `replace`, or if the job has ended. `Landed` names
-        the job's state, and waiting for a shared one. None: there is no such job.
+        the job's state; for a shared signal, waiting. None: there is no such job.
         """
         ...
 

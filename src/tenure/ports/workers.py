@@ -123,5 +123,5 @@ class WorkerStore(Protocol):
         ...
 
     def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
-        """How many groups the suspects queued here make, for workers with so many slots; 8 at most. Changes nothing."""
+        """How many groups the suspects queued here make, for workers with `slots` slots; 8 at most. Changes nothing."""
         ...

@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
     overlap: Overlap | None  #: while the previous run is running: skip the tick, queue one, replace the run, allow both
     catch_up: CatchUp | None  #: after a time without a supervisor: skip the missed ticks, run the latest, or run all
     catch_up_window: Duration | None  #: how far back to catch up: 7 days
-    catch_up_max: int | None  #: at most so many, the newest: 100
+    catch_up_max: int | None  #: at most this many, the newest: 100
     expires: Duration | None  #: a tick is not run later than this after its time
     jitter: Duration | None  #: fire at a random moment within this time after the tick, the same on every host
     start: datetime | None

@@ -1,8 +1,8 @@
 """Cron expressions: their fields as sets of numbers, and which days match. It knows no time zone and no clock.
 
 An expression has one written form, in which the notations of other crons become the common ones: `FRI-MON` is
-`FRI-SAT,SUN-MON`, `?` is `*`, `25-L` is `25-31`, `MONL` is `1L`. It is stored in that form, so releases before these
-notations read it as well. `15W` and `L-3` have no such form: `ports.schedules` marks these rules for older releases.
+`FRI-SAT,SUN-MON`, `?` is `*`, `25-L` is `25-31`, `MONL` is `1L`. It is stored in that form, so releases that lack these
+notations can read it too. `15W` and `L-3` have no such form: `ports.schedules` marks these rules for older releases.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BOUNDS = {"second": (0, 59), "minute": (0, 59), "hour": (0, 23), _DAY: (1, 31),
 
 
 class BadField(ValueError):
-    """A field that can't be read: its name, and what stands there."""
+    """A field that can't be read: its name, and its text."""
 
     def __init__(self, name: str, part: str) -> None:
         super().__init__(f"bad {name} {part!r}")
@@ -50,7 +50,7 @@ class BadField(ValueError):
 
 
 class OneValueStep(BadField):
-    """`5-5/2`: other crons read it as 5, 7, 9 and so on, and a range says only 5. So it is neither."""
+    """`5-5/2`: other crons read it as 5, 7, 9 and so on, while the range itself means only 5. So it is refused."""
 
     def __init__(self, name: str, part: str, begin: str, step: str) -> None:
         super().__init__(name, part)

@@ -43,7 +43,7 @@ def other_rule(stands: Schedule, new: Schedule, now: datetime) -> str:
 
     Two callers that disagree, such as two hosts of which one has no --tz, would each run what they take for the tick.
     So the rule changes only once a call by the old one is overdue. An interval may change at once: its tick is the
-    call itself, and a call is refused by its own half period.
+    call itself, refused within half of the call's own period.
     """
     same = (stands.rule, stands.tz, stands.dst) == (new.rule, new.tz, new.dst)
     if same or stands.rev == 0 or stands.kind != "guard" or stands.unread or stands.next_tick is None:

@@ -410,7 +410,7 @@ class Plan(PlannedChange):
     # ── operator actions ──
 
     def trigger(self, *, force: bool = False) -> Plan:
-        """Run it now, besides its ticks. Raises Refused during a run that it may not overlap, unless `force`."""
+        """Run it now, in addition to its ticks. Raises Refused during a run that it may not overlap, unless `force`."""
         self._readable()
         s = self.schedule
         if s.job is None:

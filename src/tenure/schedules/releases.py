@@ -19,7 +19,7 @@ _decode_seen = msgspec.json.Decoder(dict[str, datetime]).decode
 
 
 def tries(what: str) -> Iterator[int]:
-    """Tries to write what other processes write, too. Raises StoreError after twenty."""
+    """Attempts to write what other processes also write. Raises StoreError after twenty."""
     for attempt in range(_TRIES):
         yield attempt
         sleep(0.01 * random() * (attempt + 1))

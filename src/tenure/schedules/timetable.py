@@ -117,7 +117,7 @@ class Timetable:
             return Plan(standing, now).close(self.store.attempts).fire().change()
         except StoreError:
             raise
-        except Exception as error:  # a removed time zone, say: it must not block other schedules or end the supervisor
+        except Exception as error:  # e.g. a removed time zone: it must not block other schedules or end the supervisor
             # Its runs are recorded once it can be read again.
             return None if standing.schedule.idle else _paused(standing.schedule, now, error)
 
@@ -289,7 +289,7 @@ class Timetable:
         for _ in tries("a schedule"):
             s = self.get(name).schedule
             others = [each.schedule for each in self.store.schedules() if each.schedule.name != name]
-            until: dict[str, datetime] = {}  # others had the name so long: those ticks are theirs
+            until: dict[str, datetime] = {}  # until when others had the name: those ticks are theirs
             for former in (former for each in others for former in each.formerly):
                 until[former.name] = max(until.get(former.name, _EPOCH), former.until)
             if self.store.change([Change(schedule=s, delete=True, keep_until=until.get(name))])[0]:
@@ -345,7 +345,7 @@ class Timetable:
 def ticks_of(store: Store, s: Schedule, *, limit: int, before: datetime | None = None) -> list[Tick]:
     """The ticks of a schedule, also those under its former names, newest first."""
     whose = owners([s, *(each.schedule for each in store.schedules() if each.schedule.name != s.name)])
-    latest = {former.name: former.until + EARLY for former in s.formerly}  # others may have the name since then
+    latest = {former.name: former.until + EARLY for former in s.formerly}  # others may have had the name since then
     found: list[Tick] = []
     for name in {s.name: None, **latest}:
         ends = [at for at in (before, latest.get(name) if name != s.name else None) if at is not None]
@@ -368,7 +368,7 @@ def _own(
 
 
 def owners(schedules: Iterable[Schedule]) -> Callable[[Tick], str]:
-    """The name of the schedule that a tick is of: the one that had the tick's name when it was decided."""
+    """The name of the schedule that a tick belongs to: the one that had the tick's name when it was decided."""
     had: dict[str, list[tuple[datetime, str]]] = {}
     for s in schedules:
         for former in s.formerly:
@@ -388,7 +388,7 @@ def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
 
 
 def why_overdue(standing: Standing, now: datetime, paused: Collection[str] = ()) -> str:
-    """`paused`: the queues that are."""
+    """`paused`: the paused queues."""
     s = standing.schedule
     if set_back(s, now):
         return (

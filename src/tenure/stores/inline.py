@@ -11,7 +11,7 @@ from tenure.ports import Text
 
 
 class Inline:
-    """What it answers where a store with a bucket has something to do."""
+    """What such a store answers where one with a bucket has something to do."""
 
     def keep(self, texts: Iterable[Text]) -> None:
         """There is nothing to wait for."""
@@ -27,6 +27,6 @@ class Inline:
 
 
 def told(text: Text) -> str:
-    """Which value it is, for the beginning of a sentence."""
+    """The name of this value, to begin a sentence with."""
     key = f" {text.key!r}" if text.key else ""
     return f"the {'record' if text.place == 'once' else text.place}{key} of job {text.owner}"

@@ -22,7 +22,7 @@ class Lane(NamedTuple):
 
     @property
     def patience(self) -> float:
-        """Seconds for which it may hold a place without a begin while another waits, and then comes last."""
+        """Seconds for which it may hold a place without a begin while another lane waits; then it comes last."""
         return SUSPECT_SECONDS if self.solo else UNBEGUN_SECONDS
 
 
@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
     id: str
     queue: str
     limits: tuple[Key, ...]
-    expired: bool  #: it has never begun, and was to begin earlier
+    expired: bool  #: it has never begun, and now it is too late to
     solo: bool
 
     @property
@@ -45,8 +45,8 @@ class Candidate(NamedTuple):
 class Count:
     """The places of a key, with those that this call has given.
 
-    There is one, also where two templates give the same key: a release may rename an argument, two apps may share a
-    store. Each job then goes on as its own limit says, and counts for both.
+    There is only one, even where two templates give the same key: a release may rename an argument, two apps may
+    share a store. Each job is then admitted as its own limit says, and counts for both.
     """
 
     held: int
@@ -86,7 +86,7 @@ class State:
         return max(now, self.bucket.at) + next_token(self.bucket, self.bounds.rate, self.count.unbegun)
 
     def full_at(self) -> float:
-        """When its bucket will be full, in Unix time: nothing has to be known of it then."""
+        """When its bucket will be full, in Unix time: from then on nothing has to be kept about it."""
         if self.bucket is None or self.bounds.rate is None:
             return 0.0
         return self.bucket.at + max(0.0, self.bounds.rate.burst - self.bucket.tokens) / self.bounds.rate.refill
@@ -102,12 +102,12 @@ class Served:
 
     @property
     def any(self) -> bool:
-        """Some are no longer parked there. Else another look would find the same."""
+        """Has any of them left this key? If not, another look would find the same ones."""
         return bool(self.admitted or self.moved or self.expired)
 
 
 def bounds_of(limit: LimitRow | None, key: LimitRow | None) -> Bounds:
-    """What holds for a key: what is set for it, for its limit, and what is declared, in this order, each by itself.
+    """The bounds of a key: each as it is set for the key, else as set for its limit, else as declared.
 
     A limit that is no longer declared limits nothing.
     """
@@ -147,7 +147,7 @@ def paused_by_jobs(row: LimitRow | None, key: Key, until: Sequence[float]) -> Li
 
 
 def fades(state: State, row: LimitRow | None) -> float | None:
-    """From when on nothing has to be known of a key that nobody uses, in Unix time; None: something is set for it.
+    """From when on nothing has to be kept about a key that no job uses, in Unix time; None: something is set for it.
 
     `row`: of the key.
     """

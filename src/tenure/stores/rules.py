@@ -57,12 +57,12 @@ CLEARED = "Cleared: "  #: how the message of a rescued job begins
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
-PAST_IDS = "~"  #: in no id, and after all that is in one
+PAST_IDS = "~"  #: sorts after every character of an id
 COMPLETED = Landed(State.COMPLETED)
 ATTEMPTS_KEPT = 100  #: the latest attempts of a job, with their logs; also the first, which says when it began
 MOST_NOTED = 20  #: jobs in the note of a worker that has ended
 LONGEST_NOTE = 500  #: characters about how it ended
-MANY_QUEUES = 20  #: a claim from as many first reads which of them have jobs
+MANY_QUEUES = 20  #: a claim from this many queues first reads which of them have jobs
 WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
 Cause = Literal["crash", "host", "stale", "queue"]
 _RESCUES: dict[str, tuple[Cause, Crashed]] = {
@@ -80,7 +80,7 @@ class Beside(NamedTuple):
     neighbours: bool
 
 
-#: The worker itself reports the outcome, and so its process lives.
+#: The worker itself reports the outcome, so its process is alive.
 AMONG_OTHERS = Beside(1, True)
 
 
@@ -174,9 +174,9 @@ def body_of(value: Schedule | Tick) -> str:
 
 # ── Jobs that wait ──────────────────────────────────────────────────────────────────────────────────────────────
 
-MOST_ASKS = 1_000  #: beside more, `lost_waits` finds nothing: what it looks at may be about to be answered
-MOST_LOOKED_AT = 200  #: open edges of a job, by `lost_waits`
-SHARED = "shared:"  #: the key of a signal to all that wait for it; that to one job begins with `own:`
+MOST_ASKS = 1_000  #: if there are more, `lost_waits` finds nothing: what it looks at may be about to be answered
+MOST_LOOKED_AT = 200  #: open edges of a job that `lost_waits` looks at
+SHARED = "shared:"  #: how the key of a shared signal begins; that of a signal to one job begins with `own:`
 
 
 def check_links(drafts: Iterable[Draft]) -> set[str]:
@@ -203,7 +203,7 @@ def check_links(drafts: Iterable[Draft]) -> set[str]:
 
 
 def stricter(edges: Iterable[Edge]) -> list[Edge]:
-    """One edge per parent, in the order given: of two the one that needs more."""
+    """One edge per parent, in the order given: of two, the stricter one."""
     found: dict[str, Edge] = {}
     for edge in edges:
         if edge.parent not in found or edge.until == "completed":
@@ -470,7 +470,7 @@ def settled(job_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> tupl
 
 
 def ended_note(how: str, ran: Collection[tuple[str, str]]) -> str:
-    """The note of a worker that has ended: how, then the jobs it ran then, each its id and task.
+    """The note of a worker that has ended: how it ended, then the jobs it was running, each by its id and task.
 
     >>> ended_note("signal 9 (SIGKILL)", [("0190", "charge"), ("0191", "mail")])
     'signal 9 (SIGKILL)\\n0190 charge\\n0191 mail'

@@ -18,14 +18,14 @@ class Fence:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._ended: set[str] = set()  #: tokens of late workers that have left nothing behind
-        self._pause = min(0.25, shared.settings.lease / 30)  # well before the lease ends, after four fifths of it
+        self._pause = min(0.25, shared.settings.lease / 30)  # so that a kill comes well before the lease ends
 
     def step(self) -> float:
         late = {worker.token: worker for worker in self._shared.processes if self._is_late(worker)}
         for worker in late.values():
             worker.fence()
         self._ended &= late.keys()
-        if left := late.keys() - self._ended:  # a look at every process takes time, which others do not have
+        if left := late.keys() - self._ended:  # looking at every process takes time, in which other workers may be late
             self._ended |= left - kill_carriers(left)
         return self._pause
 

@@ -1,4 +1,4 @@
-"""Carries out what operators order of this supervisor's workers: stacks of running jobs, drains and restarts.
+"""Carries out the orders of operators to this supervisor's workers: stacks of running jobs, drains and restarts.
 
 A worker answers for itself. If its event loop is blocked it can't, and faulthandler writes the stacks of its threads.
 """
@@ -18,7 +18,7 @@ from tenure.supervisor import stalls
 from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.shared import Shared
 
-PATIENCE_SECONDS = 1.0  #: a worker that has not answered for so long is asked by a signal
+PATIENCE_SECONDS = 1.0  #: a worker that has not answered for this long is asked by a signal
 SOON_SECONDS = 0.2  #: until the next look while an answer is awaited
 
 

@@ -21,8 +21,8 @@ from tenure.ports import Runner
 from tenure.worker.link import Link
 
 HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
-RECENT_SECONDS = 5.0  #: after a stall, until its worker has stored what its jobs reported meanwhile
-_REAP_SECONDS = 0.01  #: between two looks whether it has ended, where no pidfd tells
+RECENT_SECONDS = 5.0  #: how long after a stall its worker may take to store what its jobs reported meanwhile
+_REAP_SECONDS = 0.01  #: between two checks whether it has ended, where there is no pidfd
 
 
 class Ended(NamedTuple):
@@ -61,7 +61,7 @@ class WorkerProcess:
     stalled_at: float = -inf  #: when its loop was last seen blocked, by the boot clock
     blockers: tuple[str, ...] = ()  #: the jobs of the task that the last stall named
     blocked_at: str = ""  #: and its file and line
-    # A stop signal may come in the middle of a kill, and kills from its handler: the same thread then takes it again.
+    # A stop signal may come in the middle of a kill, and its handler kills, too: the same thread then takes it again.
     _reaping: threading.RLock = field(default_factory=threading.RLock)
 
     @classmethod
@@ -92,7 +92,7 @@ class WorkerProcess:
         return cls(process, pidfd, Link(ours), lifeline, dump, token, name)
 
     def load(self, runner: Runner, replaces: str) -> None:
-        """Have it import the app, and report."""
+        """Tell it to import the app, and to report."""
         self.runner, self.replaces = runner, replaces
         self.link.send("load")
 
@@ -103,10 +103,10 @@ class WorkerProcess:
         self.link.send("drain", grace=grace)
 
     def blame(self, job_id: str, silent: float, now: float) -> dict[str, Outcome]:
-        """The verdicts because of this job, which has been silent for so long; empty: wait.
+        """The verdicts because of this job, which has been silent for `silent` seconds; empty: wait.
 
-        Code that blocks the loop silences its neighbours: then it is charged, and they are not. If it is not known
-        which job it belongs to, those in question run alone next.
+        Code that blocks the loop silences the other jobs, too: then its job is charged, and the others are not. If it
+        is not known whose code it is, the jobs in question run alone next.
         """
         reason = f"hung: silent for {spell(silent)}"
         if now - self.stalled_at > RECENT_SECONDS:
@@ -122,9 +122,9 @@ class WorkerProcess:
         return dict.fromkeys(self.blockers, verdict)
 
     def kill(self, reason: str) -> None:
-        """Kill its process group, unless it was reaped: then its pid may be another's. From any thread.
+        """Kill its process group, unless it was reaped: then its pid may be another process's. From any thread.
 
-        The first reason is kept; none if it has ended by itself, for it is settled by how it ended.
+        The first reason is kept; none if it has ended by itself, since then it is settled by how it ended.
         """
         with self._reaping:
             if self.process.returncode is None:
@@ -143,7 +143,7 @@ class WorkerProcess:
     def wait(self) -> Ended | None:
         """Reap the process and return how it ended; None if it was reaped before."""
         while self.process.returncode is None:
-            with self._reaping:  # not for as long as it lives: it may have to be killed
+            with self._reaping:  # held only for a moment: it may have to be killed
                 pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
                 if pid:
                     code = self.process.returncode = os.waitstatus_to_exitcode(status)

@@ -99,13 +99,13 @@ class ProcessTable:
             self.retired += 1
             return
         if worker.ready:
-            self.start_due()  # solo workers first: a job that must run alone is already waiting
+            self.start_due()  # solo workers first: a job that must run alone is already queued
             self.start("worker", replaces=worker.id)
         else:
             self._schedule_start()
 
     def want_solo(self, groups: int) -> None:
-        """Set how many groups of suspects are waiting."""
+        """Set how many groups of suspects are queued."""
         self._solo_wanted = groups
 
     def start_due(self) -> None:

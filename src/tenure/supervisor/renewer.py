@@ -11,7 +11,7 @@ from tenure.supervisor.shared import Shared
 
 
 class Renewer:
-    """Extends the leases of living workers, and has those killed that were declared dead."""
+    """Extends the leases of living workers, and kills those that were declared dead."""
 
     def __init__(self, shared: Shared, renewals: Store) -> None:
         self._store, self._lease, self._boot = renewals, shared.settings.lease, shared.boot
@@ -31,9 +31,9 @@ class Renewer:
         for worker in workers:
             if worker.id in alive:
                 with suppress(ValueError):  # the worker has ended meanwhile, and its shared memory is closed
-                    worker.lifeline.quiet_until = self._judge.quiet_until  # before the renewal lets it judge others
+                    worker.lifeline.quiet_until = self._judge.quiet_until  # before the worker may judge others
                     worker.lifeline.renewed(renewal)
             else:
                 worker.kill("it was declared dead")
-        self._outage.end()  # last: it writes to the log, which may not be read
+        self._outage.end()  # last: it writes to the log, and blocks if nothing reads that
         return self._lease / 3

@@ -50,7 +50,7 @@ class Unsettled(NamedTuple):
     """A worker that has ended, and the outcomes of the jobs that it held."""
 
     worker_id: str
-    how: str  #: it ended
+    how: str  #: how its process ended
     verdicts: Mapping[str, Outcome]  #: by job id
     rest: Outcome
 

@@ -128,7 +128,7 @@ class Supervisor:
     # ── the main loop ──
 
     def run(self) -> int:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, no exit of a worker is told
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, exits would go unnoticed
         self._loop.on_stop_signal(self._stop)
         for _ in range(self._options.workers):
             self._processes.start("worker")
@@ -259,7 +259,7 @@ class Supervisor:
         queues = hello["queues"]
         parts.shared.maintenance.declare(declares)
         self._processes.served = frozenset(queues)
-        # Jobs of these queues may be there already that must run alone, or that are parked as nobody served them.
+        # These queues may have jobs that must run alone, or that are parked because no worker served them.
         parts.shared.maintenance.hurry("solo", "withdraw")
         worker.link.send("start", worker_id=worker.id, runner=worker.runner, queues=queues, slots=slots)
         pid, replaces = worker.process.pid, worker.replaces

@@ -1,4 +1,4 @@
-"""Passes what was rescued on to a worker. It has the app's tracer; the supervisor runs no user code."""
+"""Passes what was rescued on to a worker, which has the app's tracer: the supervisor runs no user code."""
 
 from __future__ import annotations
 

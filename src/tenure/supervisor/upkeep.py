@@ -21,7 +21,7 @@ SOLO_SPACING = 0.2
 class Upkeep:
     """Its duties run in the thread of the roster, and schedule what follows from them in the main thread.
 
-    `empty` is called when nothing is left that can be done, with what paused queues hold, in words; `changed` with the
+    `empty` is called when nothing is left that can be done, with the jobs that are left, in words; `changed` with the
     first source file that has changed. None: not checked.
     """
 
@@ -71,9 +71,10 @@ class Upkeep:
             self._loop.call(partial(empty, "; ".join(self._left()[1])))
 
     def _is_empty(self) -> bool:
-        """True if nothing is queued, running or due soon: it waits for a retry, but not for tomorrow's job.
+        """True if nothing is queued, running or due soon: --until-empty waits for a retry, but not for tomorrow's job.
 
-        Nor for jobs and signals of others: a job that waits counts only while an ask is left, or its time-out is near.
+        Nor does it wait for jobs and signals from elsewhere: a waiting job counts only while an ask is left, or its
+        time-out is near.
         """
         if not any(worker.ready and not worker.draining for worker in self._processes):
             return False
@@ -84,13 +85,13 @@ class Upkeep:
         if any(counts[State.SCHEDULED] for counts in left.values()):
             turns.append(self._maintenance.promote(1))
         if any(counts[State.WAITING] for counts in left.values()):
-            turns.append(self._maintenance.withdraw(WITHDRAW_BATCH))  # first: it asks for jobs that nobody served
+            turns.append(self._maintenance.withdraw(WITHDRAW_BATCH))  # first: it stores asks for unserved jobs
             turns.append(self._maintenance.admit(ADMIT_BATCH))
         soon = any(turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS) for turn in turns)
         return not soon and (not turns or self._left()[0] == left)  # else a job has moved between the reads
 
     def _left(self) -> tuple[dict[str, Mapping[State, int]], list[str]]:
-        """The live jobs of each served queue, without those that a pause holds; and what these and the waiting are."""
+        """The live jobs of each served queue, without those that a pause holds; and those left, in words."""
         counts, held = dict[str, Mapping[State, int]](), list[str]()
         for view in self._store.queues():
             if view.name in self._processes.served:

@@ -72,12 +72,12 @@ class Watch:
             self._tell(worker, task, line, silent, ())
 
     def _look_up(self, worker: WorkerProcess, task: str, line: str, silent: float) -> None:
-        """Which jobs block it. In a thread of its own."""
+        """Look up which jobs block it. In a thread of its own."""
         jobs = self._running_jobs(worker, task)
         self._shared.loop.call(partial(self._tell, worker, task, line, silent, jobs))
 
     def _tell(self, worker: WorkerProcess, task: str, line: str, silent: float, jobs: tuple[str, ...]) -> None:
-        if worker.stall_reported == silent:  # else it has gone on since, or is asked about anew
+        if worker.stall_reported == silent:  # else it has gone on since, or its stall was reported again
             worker.blockers = jobs
         self._shared.events.emit(StallSeen(worker_id=worker.id, job_ids=jobs, task=task, line=line, seconds=silent))
         self._noted()

@@ -513,7 +513,7 @@ class Arguments:
 
 
 def _listed(kind: Any) -> Any:
-    """As which type an argument is stored: an Iterator or an Iterable as a list."""
+    """The type as which an argument is stored: a list for an Iterator or an Iterable."""
     if get_origin(kind) not in (Iterator, Iterable):
         return kind
     return list[(*get_args(kind), Any)[0]]  # type: ignore[misc]

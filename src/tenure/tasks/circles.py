@@ -1,7 +1,7 @@
 """Circles: jobs that wait for each other, so that none of them would ever end.
 
 A job looks for a circle before it waits. Two may do so at the same moment, so each must have written down what it is
-about to wait for before it looks: then one of them at least sees the other. A gather has stored its edges by then. The
+about to wait for before it looks: then at least one of them sees the other. A gather has stored its edges by then. The
 edge of a join is stored with the end of the attempt, so a join is announced first, in a record of that attempt.
 """
 
@@ -18,7 +18,7 @@ _SHOWN = 6
 
 
 def announced(attempt: int, job_id: str = "") -> str:
-    """The key of the record that this attempt is about to join that job. No key of a handler's own begins so."""
+    """The key of the record that this attempt is about to join that job. No handler's own key begins like this."""
     return f"\x1fjoin {attempt} {job_id}"
 
 

@@ -36,8 +36,8 @@ from tenure.tasks.watch import RETURNED, Watch
 T = TypeVar("T")
 
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
-MOST_ON_LOOP = 8192  #: characters of a job that is sent from the loop: the line must accept them at once
-MOST_LINES = 100  #: of the log, for the jobs of one call
+MOST_ON_LOOP = 8192  #: characters of a job that is sent from the loop: the connection must accept them at once
+MOST_LINES = 100  #: log lines for the jobs of one call
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
 _NESTED = "a second transaction can't begin: pass the first one on, as an argument"
@@ -93,7 +93,7 @@ class Client:
     # ── enqueue ──
 
     def check_registered(self, task: str, queue: str, own: Collection[str] = ()) -> None:
-        """Check a job of a task that this process does not have against what workers have registered. Remembered."""
+        """Check a task that this process lacks against what workers have registered. The answer is remembered."""
         now = time.monotonic()
         if self._registered.get((task, queue), 0.0) <= now:
             rows = _retried(partial(self.store.workers, dead=True))
@@ -133,7 +133,7 @@ class Client:
         return answers
 
     def _enqueue_on_loop(self, draft: Draft) -> OnLoop:
-        """As the store's, and announced."""
+        """The store's `enqueue_on_loop`; then the job is announced."""
         if draft.links is not None or len(draft.payload) + len(draft.meta) > MOST_ON_LOOP:
             return None
         answer = yield from self.store.enqueue_on_loop(draft)
@@ -142,7 +142,7 @@ class Client:
         return answer
 
     def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
-        """They are committed: ring, and say so."""
+        """The jobs are committed: ring, and log them."""
         self.notifier.announce(rings_of(drafts, answers))
         log_jobs(_lines(drafts, answers))
 
@@ -178,10 +178,10 @@ class Client:
         return await gatherer.add(drafts)
 
     def refuse_beside_transaction(self, what: str = _JOIN) -> None:
-        """Raise StoreError inside `jobs.transaction()`: a write beside it would wait for it."""
+        """Raise StoreError inside `jobs.transaction()`: a write outside it would wait for it."""
         ours = _inside.get()
         if ours is not None and id(ours.tx) in self._open:
-            raise StoreError(f"inside jobs.transaction(), {what}; outside it, it would wait for this transaction")
+            raise StoreError(f"inside jobs.transaction(), {what}; a write outside this transaction would wait for it")
 
     # ── once ──
 
@@ -295,11 +295,11 @@ class Client:
         raise TimeoutError(_still(job, timeout or 0.0) + why)
 
     def update(self, job_id: str, seen: str = "") -> Update:
-        """How the job is, once that is not as `seen`."""
+        """The job's update, once its mark is no longer `seen`."""
         return self._existing(self.watch.wait(job_id, seen))
 
     async def aupdate(self, job_id: str, seen: str = "") -> Update:
-        """How the job is, once that is not as `seen`."""
+        """The job's update, once its mark is no longer `seen`."""
         return self._existing(await self.watch.await_(job_id, seen))
 
     def _existing(self, update: Update) -> Update:
@@ -362,7 +362,7 @@ def _still(job: Status, waited: float) -> str:
 
 
 def _why_queued(store: Store, job: Status) -> str:
-    """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
+    """What to look at if a due job is still queued: an empty text, or the end of a sentence."""
     with suppress(StoreError):
         live = sum(job.queue in row.identity.queues for row in store.workers())
         where, queue = f"of this store ({redact(store.url)})", f"the queue {job.queue!r}"
@@ -376,7 +376,7 @@ def _why_queued(store: Store, job: Status) -> str:
 
 
 def _why_again(store: Store, job: Status) -> str:
-    """How the last attempt of a job ended that is to run again: an empty text, or the end of a sentence."""
+    """How the last attempt of a job that is to run again ended: an empty text, or the end of a sentence."""
     with suppress(StoreError):
         last = [each for each in store.attempts(job.id) if each.attempt == job.attempt and each.error]
         if last:

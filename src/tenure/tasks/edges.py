@@ -47,7 +47,7 @@ def edges_to(app: AppPort, after: object, what: str) -> tuple[Edge, ...]:
 
 
 def want(untils: dict[Any, Until], parent: object, until: Until) -> None:
-    """What needs a parent completed, also waits for its end."""
+    """Note how far this parent must get: `completed` wins, since it includes `ended`."""
     if untils.get(parent) != "completed":
         untils[parent] = until
 

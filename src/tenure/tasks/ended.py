@@ -1,4 +1,4 @@
-"""`Ended`: how a job ended, whichever way it did."""
+"""`Ended`: how a job ended: completed, dead or cancelled."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ class Ended(Generic[R_co]):
         self._app = app
 
     def plain(self) -> dict[str, object]:
-        """As an argument is stored."""
+        """The form in which it is stored as an argument."""
         return {"state": self.state.value, "value": self._value, "error": self.error, "id": self._id}

@@ -59,7 +59,7 @@ class Step(Source, Generic[R_co]):
 
     @property
     def ended(self) -> Ended[R_co]:
-        """How it ended, as an argument of another step, or in `after=`: that one waits for any end of this one."""
+        """How it ended, as an argument of another step, or in `after=`: that step waits for any end of this one."""
         return cast("Ended[R_co]", Placeholder("ended", [self], "ended"))
 
     @property
@@ -101,7 +101,7 @@ def outputs(steps: Iterable[Step[R]]) -> list[R]:
 class Flow:
     """Jobs that are stored together when the `with` block ends, and none of them if it raises. From `jobs.flow(…)`.
 
-    `created` says after the block whether they were stored now: False if this `unique=` had been made before.
+    `created` says after the block whether they were stored now: False if a flow with this `unique=` existed.
     """
 
     def __init__(self, app: AppPort, name: str, made_once: str | None, tx: object) -> None:
@@ -186,7 +186,7 @@ class Flow:
         return f"{base[:8]}-{base[8:12]}-8{number >> 12 & 0xFFF:03x}-8{number & 0xFFF:03x}-{own[:12]}"
 
     def _refuse_twice(self, step: Step[Any], draft: Draft) -> None:
-        """Two steps that would be one job: their edges would lead from the same place."""
+        """Refuse two steps that would be one job: their edges would lead from the same place."""
         for key in ((draft.task, draft.unique or ""), ("", draft.id)):
             if not key[1]:
                 continue

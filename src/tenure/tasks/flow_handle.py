@@ -75,7 +75,7 @@ class FlowHandle:
         return await to_thread(_status, await self._app.aclient(), self._id)
 
     def updates(self) -> FlowUpdates:
-        """How it is now, and again when that changes, until all its jobs have ended. For `for` and for `async for`.
+        """Its status now, and after each change, until all its jobs have ended. For `for` and for `async for`.
 
         Example: `async for status in handle.updates(): print(status.progress)`. It looks every 0.2 s.
         """
@@ -93,12 +93,12 @@ class FlowHandle:
         return await to_thread(_cancel, await self._app.aclient(), self._id, checked_text(reason, "reason", 2000))
 
     def replay(self) -> int:
-        """Run its dead and expired jobs again, with fresh budgets, and so the flow goes on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets, so that the flow goes on. Returns how many."""
         refuse_on_loop("replay()", "await handle.areplay()")
         return _replay(self._app.client(), self._id)
 
     async def areplay(self) -> int:
-        """Run its dead and expired jobs again, with fresh budgets, and so the flow goes on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets, so that the flow goes on. Returns how many."""
         from asyncio import to_thread
 
         return await to_thread(_replay, await self._app.aclient(), self._id)

@@ -1,7 +1,7 @@
 """Gathers the `aenqueue` calls of one event loop: calls that arrive during a write share the next one.
 
 No caller waits for another caller's key. Jobs with a unique key are written apart from those without one. If the key is
-held by somebody's open transaction, the store says so after a moment; the callers that want this key are then set
+held by an open transaction, the store says so after a moment; the callers that want this key are then set
 aside and tried again, and all others are stored at once.
 """
 
@@ -44,7 +44,7 @@ class _Caller(NamedTuple):
         return {(draft.task, draft.unique) if draft.unique else ("", draft.id) for draft in self.drafts}
 
     def alone(self) -> bool:
-        """Does it make a flow that only one call may make? In one call with another that makes it, both would."""
+        """Does it make a flow that only one call may make? Two such callers in one write would both make it."""
         return any(draft.links is not None and draft.links.once for draft in self.drafts)
 
     def answer(self, answer: _Answer) -> None:
@@ -72,7 +72,7 @@ class Gatherer:
             thread.shutdown(wait=False)
 
     def give_up(self) -> None:
-        """Its loop is closed: nobody waits, and no call may keep its connection."""
+        """Its loop is closed: no caller waits any more, and no call may keep its connection."""
         self.close()
         for lane in self._lanes:
             if lane.call is not None:
@@ -168,7 +168,7 @@ class Gatherer:
 
 
 class _Lane:
-    """A queue of callers. A thread stores what they enqueue, in batches; a single job the loop itself, if it can.
+    """A queue of callers. A thread stores what they enqueue, in batches; the loop itself stores a single job if it can.
 
     For a single job the thread would cost more than the write: two switches of threads, with the interpreter's lock.
     """

@@ -45,7 +45,7 @@ class ClientPort(Protocol):
     async def aresult(self, job_id: str, timeout: float | None) -> str: ...
 
     def update(self, job_id: str, seen: str = "") -> Update:
-        """How the job is, once that is not as `seen`; UnknownJob if it does not exist."""
+        """The job's update, once its mark is no longer `seen`; UnknownJob if it does not exist."""
         ...
 
     async def aupdate(self, job_id: str, seen: str = "") -> Update: ...
@@ -171,7 +171,7 @@ class JobHandle(Generic[R_co]):
         return _shown(await client.aupdate(self._id))
 
     def updates(self) -> Updates:
-        """How the job is now, and again when that changes, until it has ended. For `for` and for `async for`.
+        """The job's status now, and after each change, until it has ended. For `for` and for `async for`.
 
         Example: `async for status in handle.updates(): print(status.state, status.progress)`. Changes are looked for
         every 0.2 s; of several in between only the last is seen. Raises UnknownJob if the job is deleted meanwhile.
@@ -191,7 +191,7 @@ class JobHandle(Generic[R_co]):
     def signal(self, name: str, value: object = None, /) -> bool:
         """Send a value to this job, once. Example: `approve.handle(id).signal("approved", Approval(by="ada"))`
 
-        `job.expect(name, …)` returns it, also if it comes before the job asks. The value is checked against the type
+        `job.expect(name, …)` returns it, even if it comes before the job asks. The value is checked against the type
         in `@jobs.task(signals=…)`. False: one of this name was sent before, or the job has ended. Raises
         InvalidArguments, UnknownJob, and InvalidOption for a name that the task does not declare.
         """

@@ -53,7 +53,7 @@ _OPTIONS = {
     "broker_url": 'Tenure("redis://…")',
     **dict.fromkeys(("threads", "slots", "max_jobs", "max_workers", "pool_size", "worker_threads"), "concurrency=…"),
 }
-#: Options that nothing here is for, and why.
+#: Options that have no counterpart here, and why.
 _NEEDLESS = {
     "ignore_result": "results are always kept, for the setting `keep`; what returns None keeps none",
     **dict.fromkeys(
@@ -134,7 +134,7 @@ APP = {
 
 
 class _Foreign:
-    """A name of another job queue. It exists for no purpose but its error, and `hasattr` says that it does not."""
+    """A name of another job queue. It exists only to raise its error; to `hasattr` it does not exist."""
 
     __slots__ = ("_advice", "_name", "_owner")
 
@@ -151,7 +151,7 @@ class _Foreign:
 def foreign_names(owner: str, names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
     """Answer these names of other job queues. `owner` and the advice are formatted with the object.
 
-    One attribute each, and no `__getattr__`: beside one, CPython reads every attribute of the class the slow way.
+    One attribute each, and no `__getattr__`: with one, CPython reads every attribute of the class the slow way.
     """
 
     def answer(kind: type[T]) -> type[T]:

@@ -257,14 +257,14 @@ class Job(Generic[C]):
 
         The jobs are stored, this attempt ends, uncharged, and its slot is free. When all of them have completed, the
         handler runs again from the top, and this call returns their results in order: put what must not run twice
-        into `job.once`. `fn` is not called again, for its list is recorded under `key`. One that ends dead holds this
-        job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits for any end,
-        and returns a list of `Ended`. If this job ends otherwise, those that it gathers are cancelled. One that waits
-        for this job would close a circle: this job fails for good.
+        into `job.once`. `fn` is not called again, as its list is recorded under `key`. A gathered job that ends dead
+        holds this job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits
+        for any end, and returns a list of `Ended`. If this job itself ends dead or cancelled, the jobs that it gathers
+        are cancelled. If one of them waits for this job, that would be a circle: this job fails for good.
 
-        Let what it raises leave the handler. The attempt is suspended all the same if it is swallowed, or if another
-        exception is raised after it, by an `except BaseException` or a `finally`; only a final `Fail` counts instead,
-        and an error beside it in an exception group.
+        Let what it raises leave the handler. The attempt is suspended even if the handler swallows it, or raises
+        another exception after it, in an `except BaseException` or a `finally`; only a final `Fail` counts instead, or
+        an error beside it in an exception group.
 
         Example: `pages = job.gather("pages", lambda: [render.bind(n) for n in range(500)])`
         """
@@ -297,7 +297,7 @@ class Job(Generic[C]):
         return await self._attempt.waits.agather(valid_key(key, "gather key"), fn, ended=ended)
 
     def join(self, job: JobHandle[T] | Step[T], /) -> Ended[T]:
-        """How this job ended, once it has. Until then the attempt ends, uncharged, as with `gather`.
+        """How that job ended. If it has not yet, this attempt ends, uncharged, as with `gather`.
 
         It keeps a run open until what it began has ended. Example: `job.join(report.handle)`. Raises Refused if that
         job waits for this one.
@@ -306,7 +306,7 @@ class Job(Generic[C]):
         return self._attempt.waits.join(job)
 
     async def ajoin(self, job: JobHandle[T] | Step[T], /) -> Ended[T]:
-        """How this job ended, once it has. Until then the attempt ends, uncharged, as with `agather`."""
+        """How that job ended. If it has not yet, this attempt ends, uncharged, as with `agather`."""
         return await self._attempt.waits.ajoin(job)
 
     @overload
@@ -343,10 +343,10 @@ class Job(Generic[C]):
         name: str | None = None,
         shared: bool = False,
     ) -> Any:
-        """The value that is sent to this job as `signal`. Until it comes the attempt ends, uncharged, as with `gather`.
+        """The value sent to this job as `signal`. If it has not come, the attempt ends, uncharged, as with `gather`.
 
         `kind` is its type in `@jobs.task(signals=…)`. After `timeout` it returns `default`; without a default the job
-        fails for good, and waits anew if it is replayed. How it ended is recorded under `name`, by default the
+        fails for good, and waits again if it is replayed. How it ended is recorded under `name`, by default the
         signal's: give a second wait for the same signal another one. `shared`: `signal` is a key for which any number
         of jobs wait, sent by `jobs.signal(…)`.
 
@@ -389,7 +389,7 @@ class Job(Generic[C]):
         name: str | None = None,
         shared: bool = False,
     ) -> Any:
-        """The value that is sent to this job as `signal`: see `expect`.
+        """The value sent to this job as `signal`: see `expect`.
 
         Example: `got = await job.aexpect("approved", Approval, timeout="2d", default=None)`
         """
@@ -400,7 +400,7 @@ class Job(Generic[C]):
     def flow(self, key: str, *, tx: object = None) -> Flow:
         """A flow that this job makes once, whichever attempt does: `with job.flow("pages") as flow:`, or `async with`.
 
-        It has no tie to this job: `job.join(step)` after the block waits for one of its steps.
+        It is not tied to this job: `job.join(step)` after the block waits for one of its steps.
         """
         claimed = self._attempt.claimed
         arguments = sha256(claimed.payload.encode()).hexdigest()  # a replay with others makes another flow

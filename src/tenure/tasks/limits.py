@@ -5,8 +5,8 @@
     @jobs.task(limit=per_shop)
     def render(shop: int, n: int) -> Page: ...
 
-A job of `render.enqueue(42, 1)` needs a place under the key `shop:42`. Keys are made of the payload, as JSON has it,
-and nowhere else: a job that is enqueued by name, or by a schedule, has those that a call in Python gives it.
+A job of `render.enqueue(42, 1)` needs a place under the key `shop:42`. Keys are made from the payload, as JSON has it,
+and nothing else: a job that is enqueued by name, or by a schedule, has those that a call in Python gives it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Limit:
-    """At most so many jobs of a key at a time, and so many that begin in a period. From `jobs.limit(…)`."""
+    """How many jobs of a key run at a time, and how many begin in a period. From `jobs.limit(…)`."""
 
     template: str  #: the key, with the names of arguments in braces
     bounds: Bounds  #: as the code declares them; `jobs.limits.status(…)` says what holds now
@@ -89,7 +89,7 @@ class DeclaredLimits:
         return [LimitRow(name=name, declared=self._declared[name].bounds) for name in sorted(self._declared)]
 
     def add(self, limit: Limit) -> Limit:
-        """Raises InvalidOption for a template that another one already has, or whose keys another one may give."""
+        """Raises InvalidOption if its template is declared differently, or if another one may give the same key."""
         stands = self._declared.setdefault(limit.template, limit)
         if stands != limit:
             raise InvalidOption(
@@ -351,4 +351,4 @@ def _keyed(kind: Any) -> bool:
     """May a value of this type become a part of a key?"""
     if isinstance(kind, type) and get_origin(kind) is None:
         return kind in (Any, object) or issubclass(kind, _SCALARS)
-    return get_origin(kind) is Literal or get_origin(kind) is None  # what only the value tells
+    return get_origin(kind) is Literal or get_origin(kind) is None  # only the value will tell

@@ -24,7 +24,7 @@ def refuse_on_loop(call: str, instead: str) -> None:
 
 
 def awaited(tx: object) -> object:
-    """A caller's transaction, for another thread to write in while this loop waits; one of the store's own as it is.
+    """A caller's transaction, for another thread to write in while this loop waits; the store's own is returned as is.
 
     A scoped session resolves to a different session in each thread, so it is resolved here.
     """

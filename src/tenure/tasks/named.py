@@ -68,7 +68,7 @@ class ByName:
         unchecked: bool = False,
         **options: Unpack[Using],
     ) -> NewJob:
-        """A job of the task of this name, not yet stored; for `enqueue_many`. As `enqueue` in all else."""
+        """A job of the task of this name, not yet stored; for `enqueue_many`. Otherwise like `enqueue`."""
         refuse_on_loop("jobs.bind(…)", "await jobs.abind(…)")
         job = job_of(self, task, args, options)
         if not unchecked and self.tasks.find(task) is None:
@@ -84,7 +84,7 @@ class ByName:
         unchecked: bool = False,
         **options: Unpack[Using],
     ) -> NewJob:
-        """A job of the task of this name, not yet stored; for `aenqueue_many`. As `aenqueue` in all else."""
+        """A job of the task of this name, not yet stored; for `aenqueue_many`. Otherwise like `aenqueue`."""
         job = job_of(self, task, args, options)
         if not unchecked and self.tasks.find(task) is None:
             from asyncio import to_thread
@@ -144,7 +144,7 @@ def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Usin
 
 
 def _holes(args: object) -> dict[str, Placeholder]:
-    """The placeholders among arguments by name, of which `payload_of` checks the others."""
+    """The placeholders among these arguments, by name; `payload_of` checks the others."""
     named: Mapping[str, object] = cast("Any", args) if isinstance(args, Mapping) else {}
     return {name: value for name, value in named.items() if isinstance(value, Placeholder)}
 

@@ -1,7 +1,7 @@
 """Placeholders: what a step of a flow will return, given as an argument to another step.
 
-Such a value does not exist before the flow runs. So a placeholder can be an argument on its own, and nothing else: all
-that a program might do with it by mistake is refused in a sentence.
+Such a value does not exist before the flow runs. So a placeholder can be an argument on its own, and nothing else: any
+other use raises an error that says so.
 
 A payload has *markers* in their place: `{"$output": 3}` and `{"$ended": 3}` for the job at place 3 of those that the
 job waits for, `{"$outputs": [0, 500]}` for 500 places from 0 on; `[[0, 2], [7, 1]]` for several such ranges.
@@ -61,7 +61,7 @@ class Placeholder:
         return f"<the {which} of {self.sources[0].what}>"
 
     def refusal(self, use: str) -> str:
-        """The sentence that says why it can't be used so."""
+        """The sentence that says why it can't be used like this."""
         return (
             f"{use}: {self!r} does not exist before the flow runs; a placeholder can only be an argument on its own, "
             "as in mail.bind(report.output); to do more with it, write a task that takes it"

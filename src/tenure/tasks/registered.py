@@ -10,9 +10,9 @@ from tenure.ports import WorkerView
 
 
 def check_registered(rows: Iterable[WorkerView], task: str, queue: str, store: str, own: Collection[str] = ()) -> None:
-    """Raise UnknownTask if no worker has registered this task, InvalidOption if none of those that have serves it.
+    """Raise UnknownTask if no worker has registered this task, InvalidOption if none that has serves the queue.
 
-    `own` are the tasks of this app, among which an error suggests a name, too.
+    `own`: the tasks of this app, whose names an error may suggest, too.
     """
     workers = [row for row in rows if row.identity.runner != "guard"]
     if not workers:

@@ -14,7 +14,7 @@ class Suspends:
 
     def __init__(self) -> None:
         self.waits: list[Suspended] = []
-        self.fail: Fail | None = None  #: what ends the job instead, also if the handler never saw it
+        self.fail: Fail | None = None  #: what ends the job instead, even if the handler never saw it
 
     def add(self, outcome: Suspended) -> Suspend:
         self.waits.append(outcome)
@@ -26,10 +26,10 @@ class Suspends:
 
     @property
     def outcome(self) -> Suspended | Failed:
-        """That of the attempt, which needs all of them: so of several signals it waits for one, and then for the next.
+        """The outcome of the attempt, which needs all its waits: so it waits for one signal, and then for the next.
 
-        The one that times out first comes first, and before the jobs that are joined. A gathered job is waited for
-        from when it is stored: a time-out beside it is seen only after its end.
+        The signal that times out first comes first, and before the jobs that are joined. A gathered job is waited for
+        from when it is stored: a time-out meanwhile is seen only after its end.
         """
         if self.fail is not None:
             return Failed(self.fail.reason, final=True)
@@ -53,10 +53,10 @@ class Suspend(BaseException):
 
     @property
     def outcome(self) -> Suspended | Failed:
-        """That of the attempt: another task of the handler may wait, too, whose exception was lost with it."""
+        """The outcome of the attempt: another task of the handler may wait, too, though its exception was lost."""
         return self._among.outcome
 
 
 def together(suspends: Sequence[Suspend]) -> Suspend:
-    """One for all of them: they are of one attempt, and each stands for all of its waits."""
+    """One of them, for all: they belong to one attempt, and each stands for all of its waits."""
     return suspends[0]

@@ -84,7 +84,7 @@ class Task(Generic[P, R_co]):
     # What `using` adds for one enqueue:
     key: str | None = None
     numbers: Retry | None = None
-    wait: float | None = None  #: seconds; `delay` is what tasks of other queues call `enqueue`
+    wait: float | None = None  #: seconds; not called `delay`, which is `enqueue` in other job queues
     run_at: datetime | None = None
     expires: float | None = None
     meta: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,4 +1,4 @@
-"""What a tracer hears of jobs, if an app has one: enqueues, attempts, rescues, and counts. `tenure.otel` implements it.
+"""What an app's tracer is told about jobs: enqueues, attempts, rescues, and counts. `tenure.otel` implements it.
 
 Nothing that a tracer does may change what becomes of a job, so none of these raises.
 """
@@ -39,7 +39,7 @@ class AttemptTrace(Protocol):
         ...
 
     def stopped(self) -> None:
-        """Its code has ended: it took until now, however long the store takes."""
+        """Its code has ended: its run time counts until now, however long the store takes."""
         ...
 
     def end(self, outcome: Outcome | None, raised: BaseException | None, state: State | None, stands: str) -> None:
@@ -70,7 +70,7 @@ class Tracing(Protocol):
         ...
 
     def flush(self) -> None:
-        """Hand over what was traced. May block for long if nobody takes it."""
+        """Hand over what was traced. May block for long if nothing takes it."""
         ...
 
 

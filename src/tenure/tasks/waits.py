@@ -2,8 +2,8 @@
 
 A wait gives the slot back: the attempt ends as Suspended, uncharged, and when what it waits for has happened, the
 handler runs again from the top. So each wait must find again what it began. `gather` records the list of its jobs
-under the lease before it stores them, and then which jobs stand for them; `expect` records the value that it consumed,
-or that the time was over. All of that is kept as `job.once` keeps results.
+under the lease before it stores them, and then the ids of those stored; `expect` records the value that it consumed, or
+that its time ran out. All of that is kept as `job.once` keeps results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tenure.tasks.task import NewJob, Task
 
 PAGE = 200  #: edges read at once
 CHUNK = 200_000  #: characters of a list in one record
-_MINE = "\x1f"  #: no key of a handler's own begins so
+_MINE = "\x1f"  #: no handler's own key begins like this
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 _DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(Draft)}
 
@@ -70,12 +70,12 @@ class Waiting(Protocol):
 
 
 class _Plan(NamedTuple):
-    """What is known of a gather: its jobs, and which stand for them. None: not yet recorded."""
+    """What is known of a gather: its jobs, and the ids of those stored. None: not yet recorded."""
 
     key: str  #: of its records
     drafts: list[Draft] | None = None
     ids: list[str] | None = None
-    known: dict[str, Input] | None = None  #: by id, if they were read for this
+    known: dict[str, Input] | None = None  #: the jobs by id, if they were read for this
 
 
 class Waits:
@@ -85,7 +85,7 @@ class Waits:
         self._attempt = attempt
         self._active, self._lock = set[str](), Lock()
         self._suspends = Suspends()
-        self._too_late = set[str]()  #: names of waits that are over, in vain
+        self._too_late = set[str]()  #: names of waits whose time-out ends the job
 
     @property
     def suspended(self) -> Suspend | None:
@@ -143,7 +143,7 @@ class Waits:
             generation += 1
 
     def _given_up(self, drafts: Iterable[Draft], known: Mapping[str, Input]) -> bool:
-        """Of jobs that a process stored just before it died: has a replay of this job let go of some since?"""
+        """A process stored these jobs just before it died: has a replay of this job let go of some since?"""
         views = (self._attempt.store.get(draft.id) for draft in drafts if draft.id not in known)
         return any(view is not None and view.state in ENDED for view in views)
 
@@ -176,7 +176,7 @@ class Waits:
         return drafts
 
     def _store(self, key: str, plan: _Plan) -> _Plan:
-        """Store the jobs, and record which of them stand: a unique key may be held by another one."""
+        """Store the jobs, and record the ids: a unique key may be held by another job, which then counts."""
         drafts = plan.drafts or []
         answers = self._attempt.task.app.client().enqueue(drafts)
         self._refuse_circles(key, drafts, answers)
@@ -184,9 +184,9 @@ class Waits:
         return plan._replace(ids=_decode(ids, type=list[str]))
 
     def _refuse_circles(self, key: str, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
-        """Raise a final Fail if one of these jobs waits for this one. A new job does only if it has an `after`.
+        """Raise a final Fail if one of these jobs waits for this one. A new one can only if it has an `after`.
 
-        The jobs are stored by now: of two that gather each other at the same time, one at least sees the other's edge.
+        The jobs are stored by now: of two that gather each other at the same time, at least one sees the other's edge.
         """
         both = zip(drafts, answers, strict=True)
         suspect = [answer.id for draft, answer in both if answer.id != draft.id or (draft.links and draft.links.after)]
@@ -316,7 +316,7 @@ class Waits:
             generation += 1
             records = f"{_MINE}expect {asked.key}{_MINE}{key}{_MINE}{generation}"
         left = None
-        if asked.timeout is not None:  # asked before the signals are read: one that was sent in time is not lost
+        if asked.timeout is not None:  # the clock is read before the signals: one that was sent in time is not lost
             now = attempt.store.now().timestamp()
             left = float(attempt.record(f"{records}{_MINE}until", str(now + asked.timeout))) - now
         owner = None if asked.task is None else attempt.claimed.id
@@ -340,7 +340,7 @@ class Waits:
 
     @contextmanager
     def _begun(self, verb: str, key: str) -> Generator[None]:
-        """One call at a time for each key, and none where it would be wrong."""
+        """One call at a time for each key, and none where waiting is not allowed."""
         what = f"job.{verb}({key!r})"
         self._attempt.check()
         if in_transaction():
@@ -401,5 +401,5 @@ def _is_over(each: Input, *, ended: bool) -> bool:
 
 
 def _written(draft: Draft) -> bytes:
-    """The draft as JSON, without what is as by default."""
+    """The draft as JSON, without fields at their defaults."""
     return _encode({name: value for name in _DEFAULTS if (value := getattr(draft, name)) != _DEFAULTS[name]})

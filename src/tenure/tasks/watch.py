@@ -1,6 +1,6 @@
 """One watch for all callers that wait for jobs: a thread of the client looks at all awaited jobs in one read.
 
-The thread starts with the first waiter and ends when there has been none for a while. What it knows is its own: waiters
+The thread starts with the first waiter and ends when there has been none for a while. Its state is its own: waiters
 come and go through a queue. A job is looked at often at first and then less often, in the end together with all others.
 """
 
@@ -26,9 +26,9 @@ LOOKED = 1000  #: jobs at once
 RETURNED = 50  #: updates at once
 AWAY_SECONDS = 5.0  #: how long a look is repeated while the store is unavailable
 SIGNAL_SECONDS = 0.5  #: how long a Ctrl-C may go unnoticed
-IDLE_SECONDS = 1.0  #: the thread ends after so long without waiters
+IDLE_SECONDS = 1.0  #: the thread ends after this long without waiters
 _TICK = 1e-6
-_SHARE = 25  #: the longest pause is at least so many times the processor time of the last look
+_SHARE = 25  #: the longest pause is at least this many times the processor time of the last look
 
 Look = Callable[[Mapping[str, str]], Sequence[Update]]  #: at most `RETURNED` updates of the jobs with these marks
 News = Update | Exception
@@ -43,7 +43,7 @@ class _Waiter:
     ended: bool
     until: float  #: the monotonic time at which it is told how the job is, whatever it waits for
     tell: Callable[[News], object]
-    lost: Callable[[], bool] = lambda: False  #: is there nobody to tell any more?
+    lost: Callable[[], bool] = lambda: False  #: can it no longer be told?
     away_since: float | None = None
 
     def wants(self, update: Update) -> bool:
@@ -73,9 +73,9 @@ class Watch:
         self.forget(paused=True)
 
     def wait(self, job_id: str, seen: str = "", *, ended: bool = False, timeout: float | None = None) -> Update:
-        """Wait until the job is not as `seen`, or until it has `ended`, for at most `timeout`; how it is then.
+        """The job's update, once its mark is no longer `seen`, or it has `ended`; after `timeout` at the latest.
 
-        With neither, that is at once. Raises StoreAway after `AWAY_SECONDS` without an answer, or at the timeout.
+        With neither, it returns at once. Raises StoreAway after `AWAY_SECONDS` without an answer, or at the timeout.
         """
         news: SimpleQueue[News] = SimpleQueue()  # no Event: a signal's exception inside one would leave it locked
         waiter = _Waiter(job_id, seen, ended, _until(timeout), news.put)
@@ -113,7 +113,7 @@ class Watch:
         return _said(told)
 
     def close(self) -> None:
-        """Whoever still waits gets a StoreError."""
+        """Callers that still wait get a StoreError."""
         forks.discard(self)
         with self._lock:
             self._closed = True
@@ -154,7 +154,7 @@ class Watch:
             looks.fail(error)
 
     def _hear(self, calls: _Calls, looks: _Looks) -> bool:
-        """Learn which waiters have come and gone until a look is due. False: the watch was closed, or nobody waits."""
+        """Learn which waiters have come and gone until a look is due. False: closed, or no waiter is left."""
         pause = looks.pause() if looks.jobs else IDLE_SECONDS
         try:
             call = calls.get(timeout=pause)
@@ -171,7 +171,7 @@ class Watch:
                 return True
         return False
 
-    # ── forks: a child has no thread, and nobody waits in it ──
+    # ── forks: a child has no thread, and no waiters ──
 
     def pause(self, until: float) -> bool:
         return True
@@ -197,7 +197,7 @@ class _Looks:
         self._longest = LONGEST
 
     def take(self, waiter: _Waiter, comes: bool) -> None:
-        """It comes, or it goes."""
+        """A waiter comes, or goes."""
         job = self.jobs.get(waiter.job_id)
         if comes:
             self.pass_time()
@@ -217,7 +217,7 @@ class _Looks:
         return max(min((job.due for job in self.jobs.values()), default=self._now) - self._now, 0.0)
 
     def pass_time(self, waited: float = 0.0) -> None:
-        """What was waited for is past, even if a test has stopped the clock."""
+        """These seconds are past, even if a test has stopped the clock."""
         self._now = max(self._now + waited, time.monotonic())
 
     def look(self) -> None:
@@ -278,7 +278,7 @@ class _Looks:
         self._schedule(job)
 
     def _schedule(self, job: _Job) -> None:
-        """The next look at it: at the same moment as those at all others that are looked at as often."""
+        """Schedule the next look at it, at the same moment as at all other jobs that are looked at as often."""
         if not job.waiters:
             del self.jobs[job.id]
         elif job.due <= self._now + _TICK:
@@ -292,7 +292,7 @@ def _until(timeout: float | None) -> float:
 
 
 def _received(news: SimpleQueue[News]) -> News:
-    """The main thread looks up now and then: a signal that comes just before it waits can't interrupt the wait."""
+    """The main thread wakes up now and then: a signal that comes just before it waits can't interrupt the wait."""
     while threading.current_thread() is threading.main_thread():
         with suppress(Empty):
             return news.get(timeout=SIGNAL_SECONDS)

@@ -35,7 +35,7 @@ class Owner:
         return self._holder.id
 
     def renew(self) -> None:
-        """Time may have advanced past the end of its lease."""
+        """Renew its lease: time may have advanced past the end."""
         self._holder.renew()
 
     def limit(self, queues: frozenset[str]) -> None:

@@ -93,7 +93,7 @@ class TestQueue(Listing):
         limits: bool,
     ) -> None:
         self.client = client
-        self._drains = 0  #: those that run now
+        self._drains = 0  #: how many run now
         client.in_test, client.watch = True, TestWatch(client.watch.look, lambda: self._drains > 0)
         self.resources = resources
         self._elsewhere = frozenset(elsewhere)
@@ -111,7 +111,7 @@ class TestQueue(Listing):
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
 
-        What is raised is what the handler raised, else JobFailed. `failures="retry"` raises only the error of a job
+        It raises what the handler raised, else JobFailed. `failures="retry"` raises only the error of a job
         that ends dead; others wait for their retry, as in production, and are due after `advance`.
         """
         refuse_on_loop("drain()", "await queue.adrain()")
@@ -326,7 +326,7 @@ class TestQueue(Listing):
         self._store.rescue()
 
     async def _run_to(self, handle: JobHandle[Any], trap: Trap) -> Claimed:
-        """Run a job until the trap strikes or it ends: what follows when it was suspended is part of it."""
+        """Run a job until the trap strikes or it ends: what it does after being suspended is part of it."""
         claimed = await self._reach(handle)
         await self._run(claimed, trap, failures="retry")
         while trap.struck is None and (again := await self._resumed(handle)):
@@ -405,7 +405,7 @@ def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> As
 
 
 def _is_no_fault(outcome: Outcome) -> bool:
-    """Its arguments do not fit, or a connection was lost. A worker tries it again; a test has to hear of it."""
+    """Its arguments do not fit, or a connection was lost. A worker tries it again; a test has to be told."""
     return isinstance(outcome, Snoozed) and outcome.reason.startswith((MISFIT, LOST))
 
 

@@ -1,8 +1,8 @@
 """Transactions of other libraries in a test: a job is in the queue once they commit, and is gone if they roll back.
 
-Each is mirrored by a transaction of the test's own store, which ends as the other one does. SQLAlchemy tells by events,
-Django by `on_commit`; of a plain driver's connection to PostgreSQL the server is asked, at each look at the queue.
-Libraries are recognized by the classes they have loaded; none is imported here.
+Each is mirrored by a transaction of the test's own store, which ends as the other one does. SQLAlchemy reports it by
+events, Django by `on_commit`; for a plain driver's connection to PostgreSQL the server is asked, at each look at the
+queue. Libraries are recognized by the classes they have loaded; none is imported here.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class _Mirror:
         self.marks.setdefault(savepoint, len(self.tx.steps))
 
     def back_to(self, savepoint: object) -> None:
-        """Undo what was done since; one that began before the first job undoes all."""
+        """Undo what was done since this savepoint; one that began before the first job undoes everything."""
         since = self.marks.get(savepoint, 0)
         del self.tx.steps[since:]
 
     def forget_savepoints(self, fate: Callable[[str], bool | None]) -> None:
-        """Undo what was done in those that were rolled back."""
+        """Undo what was done in savepoints that were rolled back."""
         spans, steps = self.spans, list[object](self.tx.steps)
         kept: list[object] = []
         self.spans = []
@@ -184,7 +184,7 @@ class Transactions:
     # ── SQLAlchemy ──
 
     def _session(self, session: Any) -> _Mirror:
-        """Its own commit counts, also one that only releases the savepoint which a test has put around it."""
+        """The session's own commit counts, even one that only releases the savepoint that a test has put around it."""
         if not session.in_transaction():
             session.begin()
         key, committed = id(session), set[object]()
@@ -214,7 +214,7 @@ class Transactions:
         return mirror
 
     def _connection(self, connection: Any) -> _Mirror:
-        """Its events come before the driver's own call, so a commit counts once no error has followed it."""
+        """The events come before the driver's own call, so a commit counts once no error has followed it."""
         if connection is None or not connection.in_transaction():
             raise StoreError("tx is a Connection in no transaction: use it inside `with engine.begin() as tx:`")
         self.settle()

@@ -57,11 +57,11 @@ _SUSPENDED = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}  #: the last instru
 _UNCHANGEABLE: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _PLUMBING = {"_weakrefset", "asyncio", "contextlib", "importlib", "weakref"}
 _ENTERING = {"__enter__", "__aenter__", "__del__"}  #: if killed while entering, a block is never exited
-_COLLECTED = "weakref_cb"  #: what an executor of `concurrent.futures` has called when it is collected
+_COLLECTED = "weakref_cb"  #: called when an executor of `concurrent.futures` is garbage-collected
 _LEAVING = {"__exit__", "__aexit__"}
 _ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
-_ENCODING = {"Task.dump_once", "encode_result"}  #: called by those between the act and its record
-#: What has been stored when these end, which have a `key`.
+_ENCODING = {"Task.dump_once", "encode_result"}  #: called by those above between the act and its record
+#: What has been stored when these functions, which have a `key`, end.
 _WAITS = {
     **dict.fromkeys(("Waits._list", "Waits._alist"), "listed"),
     **dict.fromkeys(("Waits._store", "Waits._astore"), "gather"),

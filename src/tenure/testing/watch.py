@@ -10,7 +10,7 @@ from tenure.events import current
 from tenure.ports import Update
 from tenure.tasks.watch import Look, Watch
 
-PATIENCE_SECONDS = 5.0  #: without a drain, of a wait that has no time limit of its own
+PATIENCE_SECONDS = 5.0  #: how long a wait without a time limit lasts without a drain
 RUNS = "a job of jobs.testing() runs when the test calls queue.drain()"
 
 
@@ -25,7 +25,7 @@ class TestWatch(Watch):
         self._thread = get_ident()
 
     def wait(self, job_id: str, seen: str = "", *, ended: bool = False, timeout: float | None = None) -> Update:
-        """As a Watch does. In the test's own thread, which would drain, and in a handler: how the job is now."""
+        """As a Watch does. In a handler, and in the test's own thread, which would have to drain, it does not wait."""
         limit = 0.0 if get_ident() == self._thread or current.get() is not None else _limit(timeout)
         update = super().wait(job_id, seen, ended=ended, timeout=limit)
         while limit and self._goes_on(update, seen, timeout, ended=ended):

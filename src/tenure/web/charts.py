@@ -165,7 +165,7 @@ def _runs(values: Sequence[float | None], place: Callable[[float], float]) -> Ru
 
 
 def _near(values: Sequence[float | None], points: Sequence[RollUp], place: Callable[[float], float]) -> Runs:
-    """The samples, in segments: a time without any that is short connects them, one that is unknown never does."""
+    """The samples, in segments: a short time without any is bridged, an unknown time never."""
     runs: Runs = []
     apart, last = max(len(points) * _APART, 1), -len(points)
     for at, point in enumerate(_points(values, place)):

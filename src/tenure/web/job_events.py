@@ -99,7 +99,7 @@ class JobFeeds:
 
     async def _run(self, feed: _Feed) -> None:
         while True:
-            # After an outage the job is asked for as if nothing were known of it: only then is there an answer at once.
+            # After an outage ask as if nothing were known of the job: only then does the answer come at once.
             seen = "" if feed.update is None or feed.away else feed.update.mark
             try:
                 feed.show(await self._site.watch.await_(feed.job_id, seen))

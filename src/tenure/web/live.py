@@ -57,8 +57,8 @@ class Places:
 class EventStream(StreamingResponse):
     """Server-sent events, in one of the places.
 
-    The place is taken when the response begins, in one step with the check: of any number of requests at once no more
-    get one than there are, and a request that ends before its first event leaves none taken.
+    The place is taken when the response begins, in one step with the check: however many requests come at once, no more
+    get a place than there are, and a request that ends before its first event leaves none taken.
     """
 
     def __init__(self, places: Places, events: AsyncGenerator[str]) -> None:
@@ -167,7 +167,7 @@ class Feeds:
             feed.blocks |= changed
             for watcher in feed.watchers:
                 watcher.tell(changed)
-            usual = min(took, before)  # a count that the memo keeps for the next ones makes one look slow, and no page
+            usual = min(took, before)  # a single slow look, such as a count that the memo then keeps, slows no page
             await asyncio.sleep(max(feed.every, usual * max(_SHARE, _ALL * len(self._feeds))))
 
 

@@ -116,7 +116,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._ready = app, ready
         self._busy = 0  #: requests in progress
-        self._moved: dict[Any, float] = {}  #: when each last had a request that moved on, or else when it was opened
+        self._moved: dict[Any, float] = {}  #: when a request on it last made progress, or else when it was opened
         self._sweeping: asyncio.Task[None] | None = None
         log = logging.getLogger("uvicorn.error")
         log.setLevel(logging.ERROR)  # its warnings are about malformed requests

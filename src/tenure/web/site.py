@@ -120,7 +120,7 @@ class Site:
         return with_idle(self.queues(), self.workers())
 
     def paces(self) -> Mapping[str, Growth]:
-        """How the backlogs of queues change, as far as somebody has looked at them here."""
+        """How the backlogs of queues change, as far as they have been read here."""
         return self.memo.get("paces", lambda: self._backlogs.look(self.queues(), self.admin.now()), fresh=STEP_SECONDS)
 
     def declared_queues(self) -> set[str]:

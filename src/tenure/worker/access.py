@@ -48,7 +48,7 @@ class StoreAccess:
         return self._loop.run_in_executor(self._claims, call, *args)
 
     def ask_here(self, call: Callable[..., T], *args: object) -> T:
-        """Run the call here, which blocks the loop."""
+        """Run the call in this thread, which blocks the loop."""
         self._asked_at = self._loop.time()
         return call(*args)
 
@@ -67,7 +67,7 @@ class StoreAccess:
             self._background.submit(self._note_refused, lease, clean(why, MAX_REFUSAL))
 
     def _note_refused(self, lease: Lease, why: str) -> None:
-        with suppress(StoreError):  # then the refusal is in the log only
+        with suppress(StoreError):  # then the refusal is only in the log
             self.store.refused([(lease, why)])
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class StoreAccess:
             self._events.emit(StoreAway(error=str(error)))
 
     async def retry_later(self, duty: Duty, error: StoreError) -> None:
-        """Record the failure, and return when it is time to retry: at once after the first one, then ever later."""
+        """Record the failure, and return when it is time to retry: at once after the first, then ever later."""
         self.unavailable(duty, error)
         failures = self._failing[duty]
         if failures == 1:

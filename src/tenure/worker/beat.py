@@ -57,7 +57,7 @@ class LeaseBeat:
             for attempt in list(slots.running.values()):
                 held = unmatched.pop(attempt.lease, None)
                 if held is None and attempt.finished:
-                    continue  # its outcome committed in the job's own transaction; its code may still clean up
+                    continue  # its outcome was committed in the job's own transaction; its code may still clean up
                 if held is None:
                     attempt.request_stop("lease_lost", None)
                 elif held.cancel_reason is not None:

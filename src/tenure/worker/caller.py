@@ -15,7 +15,7 @@ from tenure.tasks.loops import settled
 
 SETTLE_SECONDS = 5.0  #: how long a cancelled block waits for running code to stop and for the store
 LOOK_SECONDS = 0.25
-BLOCKED_SECONDS = 1.0  #: a loop that has not answered for so long is given no new jobs
+BLOCKED_SECONDS = 1.0  #: a loop that has not answered for this long is given no new jobs
 
 
 class CallersLoop:

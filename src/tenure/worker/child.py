@@ -2,7 +2,7 @@
 
 1. Have the kernel kill this process when the supervisor dies; ignore SIGINT; SIGTERM drains this worker only.
 2. On `load`: import the app and send `hello`: the store's URL, the tasks, the settings. The supervisor imports no user
-   code. A spare, which may wait long for that, has imported the store's modules before, on `prepare`.
+   code. A spare, which may wait long for that, has already imported the store's modules, on `prepare`.
 3. On `start`: open the store, the resources and the doorbell, and run jobs.
 4. The watch thread reads the deadlines in shared memory: past the first, handlers are asked to stop; past the
    second, the whole process group is killed. For that it needs no store, no supervisor and no event loop.
@@ -48,7 +48,7 @@ from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, declaration, own_threads, queue_caps, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
-DUE_SECONDS = 0.2  #: between two messages that a job is due earlier than known
+DUE_SECONDS = 0.2  #: between two messages that a job is due earlier than expected
 SWITCH_SECONDS = 0.0001  # a store thread back from disk needs the GIL: the default 5 ms would cost ten commits
 
 
@@ -114,7 +114,7 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
-    gc.freeze()  # what the app has loaded stays: a search for garbage in it would only halt the jobs
+    gc.freeze()  # what the app has loaded stays: searching it for garbage would only hold up the jobs
     return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve(early))
 
 
@@ -139,13 +139,13 @@ _OURS = (signal.SIGTERM, signal.SIGINT)
 
 
 def reset_signals_in_forks() -> None:
-    """Give the forks of this process the default signals: theirs would be written to this process's event loop.
+    """Give the forks of this process the default signals: else theirs would be written to this process's event loop.
 
-    Both are blocked during a fork, so that a child that is ended at once dies of it.
+    Both are blocked during a fork, so that one sent to a new child at once ends it.
     """
     masks: dict[int, set[int]] = {}
-    # At its exit a fork would join the threads of the pools here, which it does not have; and if it was forked in one,
-    # as by a plain handler, that fails, and a `multiprocessing.Process` that has done its work exits with 1.
+    # At its exit a fork would join the threads of this process's pools, which it does not have; if it was forked in one
+    # of them, as by a plain handler, that fails, and a `multiprocessing.Process` that has done its work exits with 1.
     pools: MutableMapping[Any, Any] = getattr(concurrent.futures.thread, "_threads_queues", {})
 
     def block() -> None:
@@ -302,7 +302,7 @@ class Child:
         self._orders.put_nowait({"kind": "drain", "grace": grace})
 
     def _send_due(self) -> None:
-        """One message for a flood of rings: what rings too soon after one is sent later, not dropped."""
+        """One message for a flood of rings: a ring too soon after the last message is sent later, not dropped."""
         if not self._due_waits:
             self._due_waits = True
             loop = asyncio.get_running_loop()
@@ -330,7 +330,7 @@ class Child:
                 self._rescues.tell(each)
 
     def _flush_traces(self) -> None:
-        """Nothing runs any more. The exit does not wait for long: the collector of traces may be away."""
+        """Nothing runs any more. The exit does not wait long: the collector of traces may be unavailable."""
         tracing = self._loaded.program.tracing
         if tracing is not None:
             flushing = threading.Thread(target=tracing.flush, name="tenure-traces", daemon=True)

@@ -96,7 +96,7 @@ class ClaimLoop:
         return self._access.ask_here(self._ask_store, wants, free, solo)
 
     async def _claim_embedded(self, wants: dict[str, int], free: int) -> list[Claimed]:
-        """Ordinary jobs, or one that must run alone: if there are no others, or if it is its turn."""
+        """Claim ordinary jobs, or one that must run alone: if there are no others, or if it is its turn."""
         slots = self._slots
         slots.alone = False  # else this claim would not have been made
         its_turn = slots.loop.time() - self._asked_alone_at > ALONE_SECONDS
@@ -109,7 +109,7 @@ class ClaimLoop:
         return claimed if claimed or its_turn or not slots.empty else await self._claim_alone()
 
     async def _claim_alone(self) -> list[Claimed]:
-        """In an embedded worker in which nothing runs: a job that must run alone, if there is one."""
+        """In an embedded worker that runs nothing: claim a job that must run alone, if there is one."""
         self._asked_alone_at = self._slots.loop.time()
         self._slots.alone = True  # before the claim: its reply may be lost
         claimed = await self._access.ask(self._ask_store, self._room(1), 1, True)
@@ -117,7 +117,7 @@ class ClaimLoop:
         return claimed
 
     def _suspects_wait(self) -> bool:
-        """Asked now and then by an embedded worker in which something always runs."""
+        """Is there a queued job that must run alone? Asked now and then if something always runs here."""
         waiting = self._access.store.solo_waiting(self._queues) > 0
         if not waiting:
             self._asked_alone_at = self._slots.loop.time()

@@ -1,7 +1,7 @@
 """Which errors of database drivers say that a connection was lost, or could not be made.
 
-Told by the names of their modules and by their codes: nothing here imports a driver. Django and SQLAlchemy raise their
-own errors *from* these.
+Recognized by the names of their modules and by their codes: nothing here imports a driver. Django and SQLAlchemy raise
+their own errors *from* these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def connection_lost(error: BaseException) -> bool:
 
 
 def _postgres(error: BaseException) -> bool:
-    missing: Any = object()  # of an error that did not come from the server
+    missing: Any = object()  # stands for an error that did not come from the server
     state = getattr(error, "sqlstate", getattr(error, "pgcode", missing))
     if state is None:  # the driver gave up, and not the server
         return _is(error, "OperationalError")
@@ -51,7 +51,7 @@ def _postgres(error: BaseException) -> bool:
 
 def _mysql(error: BaseException) -> bool:
     code = error.args[0] if error.args else None
-    if code in (0, -1):  # of a connection that was lost before, and has no code of its own
+    if code in (0, -1):  # the connection had been lost before; this has no code of its own
         return _is(error, "InterfaceError") if code == 0 else "not available" in str(error)
     return _is(error, "Error") and isinstance(code, int) and code in _MYSQL
 

@@ -43,7 +43,7 @@ _log = logging.getLogger("tenure.worker")
 
 
 class _Caller(NamedTuple):
-    """What `async with jobs.worker()` brings: its loop, and the resources opened on it."""
+    """What `async with jobs.worker()` provides: its loop, and the resources opened on it."""
 
     loop: CallersLoop
     resources: Mapping[type, object]
@@ -399,7 +399,7 @@ class Embedded:
             _log.critical("the embedded worker has failed: %r", error)
         finally:
             self._serving.ready.set()
-            self._beating.stop()  # not earlier: the lease had to be renewed until now
+            self._beating.stop()  # not earlier: until now the lease had to be renewed
             self._maintenance.stop()
 
     def _beat(self) -> float:

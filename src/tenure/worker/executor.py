@@ -78,14 +78,14 @@ class Attempt(Reporting[Host]):
     verdict: Outcome | None = None
     stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
     raised: BaseException | None = None  #: what its code raised, for the log
-    swallowed: tuple[str, BaseException] | None = None  #: by which @jobs.around, and what
+    swallowed: tuple[str, BaseException] | None = None  #: the @jobs.around that swallowed an error, and the error
     over = False  #: its code has stopped
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
     handle: asyncio.Task[None] | None = None  #: of its code, or of the wait for its thread; None: it has not begun
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
-    fetches = False  #: its arguments or its checkpoint are elsewhere: set before `start`
+    fetches = False  #: its arguments or its checkpoint are kept elsewhere: set before `start`
     trace: AttemptTrace | None = None
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
@@ -172,7 +172,7 @@ class Attempt(Reporting[Host]):
         except asyncio.CancelledError:
             outcome = self._cancelled()
         except KeyboardInterrupt as error:
-            if self._caller is not None:  # Ctrl-C is the program's, whatever code it happens to hit
+            if self._caller is not None:  # Ctrl-C is meant for the program, whatever code it happens to hit
                 self._end(Released("interrupted"))
                 raise
             outcome = self._raised(error)
@@ -192,7 +192,7 @@ class Attempt(Reporting[Host]):
                 outcome = await asyncio.shield(future)
                 break
             except asyncio.CancelledError:
-                continue  # a thread can't be cancelled: its next `job` call raises, and until it stops we wait
+                continue  # a thread can't be cancelled: its next `job` call raises; wait until the code stops
         self._end(outcome)
 
     def _call(self, program: Program) -> Outcome | None:
@@ -393,7 +393,7 @@ class _Inline:
 async def run_inline(
     program: Program, store: Store, claimed: Claimed, worker_id: str, resources: Mapping[type, object]
 ) -> tuple[Outcome | None, BaseException | None]:
-    """Run one claimed job on this loop, as a worker would. Its outcome, if there is one to store; what it raised."""
+    """Run one claimed job on this loop, as a worker would. Returns the outcome to store, if any, and what it raised."""
     host = _Inline(store, worker_id, resources)
     attempt = Attempt(host, program.tasks[claimed.task], claimed, asyncio.get_running_loop())
     attempt.fetches = attempt.is_elsewhere()
@@ -423,7 +423,7 @@ class _Around:
 
 
 class _AsyncAround:
-    """An async one."""
+    """An async `@jobs.around` of one attempt."""
 
     def __init__(self, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
         self._attempt, self._name = attempt, around.__name__
@@ -456,7 +456,7 @@ async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any],
 
 
 def _told_of_the_swallow(attempt: Attempt, error: BaseException, outcome: Outcome | None) -> Outcome | None:
-    """The same; a failure says on its first line which @jobs.around swallowed it."""
+    """The same outcome; a failure says on its first line which @jobs.around swallowed it."""
     if attempt.swallowed is None or attempt.swallowed[1] is not error or not isinstance(outcome, Failed):
         return outcome
     headline, line, rest = outcome.error.partition("\n")

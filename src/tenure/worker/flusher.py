@@ -69,7 +69,7 @@ class OutcomeFlusher:
             slots.idle.set()
 
     def _set_aside(self, batch: Iterable[End]) -> None:
-        """Bring their large values into the bucket; then each joins a flush."""
+        """Bring the large values of these into the bucket; then each joins a flush."""
         for end in batch:
             self._slots.backlog.keeping[end.lease] = end
             self._keeping.begin(self._keep(end))
@@ -78,7 +78,7 @@ class OutcomeFlusher:
         bringing = self._keeping.begin(self._bring(end))
         limit = end.claimed.stale_after
         while not (await asyncio.wait([bringing], timeout=None if limit is None else limit / 3))[0]:
-            with suppress(StoreError):  # so that no other host takes it for one that hangs
+            with suppress(StoreError):  # so that no other host believes that the job hangs
                 await self._access.write(self._access.store.progress, [Progress(lease=end.lease)])
         del self._slots.backlog.keeping[end.lease]
         self._kept.add(end.lease)

@@ -1,7 +1,7 @@
 """Gives the places of jobs that have ended to those that wait for them.
 
-Not after a ring: one key of a few places may be handed on hundreds of times a second. And beside the flushes: while
-one look at the asks is in flight, the places of several flushes accumulate for the next.
+It does not wait for a ring, as the places of one key may change hands hundreds of times a second. And it runs alongside
+the flushes: while one look at the asks is in flight, the places of several flushes accumulate for the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tenure.errors import StoreError
 from tenure.ports import Notifier, Ring
 from tenure.worker.slots import Slots
 
-AT_ONCE = 1_000  #: jobs of one look: the more of a key are looked at together, the less each of them costs
+AT_ONCE = 1_000  #: jobs in one look: the more jobs of a key it covers, the less each of them costs
 
 
 class HandOver:

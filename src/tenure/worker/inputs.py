@@ -32,7 +32,7 @@ _Loaded = tuple[tuple[object, ...], dict[str, object]]
 
 
 def waits_for_others(store: Store, claimed: Claimed) -> bool:
-    """Was it enqueued to wait for others? Else what looks like a marker in its payload is a value of its own."""
+    """Was it enqueued to wait for others? If not, what looks like a marker in its payload is a plain value."""
     first = store.inputs(claimed.id, limit=1) if claimed.linked else []
     return bool(first) and not first[0].mine
 
@@ -109,7 +109,7 @@ class _Reader:
 
 
 class _Stream:
-    """Results that are read and decoded while the handler iterates over them, as often as it does."""
+    """Results that are read and decoded while the handler iterates over them, anew each time."""
 
     def __init__(self, reader: _Reader, places: tuple[int, ...], decode: Callable[[str | bytes], Any], what: str):
         self._reader, self._places, self._decode, self._what = reader, places, decode, what

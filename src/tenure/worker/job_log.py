@@ -1,6 +1,6 @@
 """Keeps the last lines that each attempt's code logs through the standard library's `logging`.
 
-A running worker adds a `JobLogHandler` to the root logger, beside the handlers that are there already. It does not
+A running worker adds a `JobLogHandler` to the root logger, in addition to the handlers it has already. It does not
 change levels: a record that a logger does not propagate is not kept either. Lines are written with the attempt's next
 progress, batched with those of other attempts, and before the attempt ends: they cost one more write.
 
@@ -26,7 +26,7 @@ from tenure.events import Running, current
 MAX_LINES = 200
 MAX_BYTES = 16_384  #: of one attempt's log, as it is stored
 MAX_LINE_BYTES = 2048  #: of one line's text
-MAX_MESSAGE_BYTES = 512  #: of the message above a traceback: the rest is the traceback's
+MAX_MESSAGE_BYTES = 512  #: of the message above a traceback: the rest is for the traceback
 MAX_LEVEL_BYTES = 32
 FRAME_BYTES = 64  #: at most, around the lines
 

@@ -1,7 +1,7 @@
 """Brings large results and checkpoints into the bucket before they are stored, while other jobs go on.
 
-Such an outcome has left its slot and joins a flush when the bucket has its value: none of the others waits for it. A
-bucket that is away is tried again for as long as that takes. If it takes too much memory, nothing more is claimed.
+Such an outcome has left its slot and joins a flush when the bucket has its value: no other outcome waits for it. A
+bucket that is away is tried again until it answers. If the values take too much memory, nothing more is claimed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Keeping:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            await asyncio.get_running_loop().create_future()  # until it is cancelled, and with it those of the group
+            await asyncio.get_running_loop().create_future()  # until it is cancelled, and the group's tasks with it
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None, "it is running"
@@ -50,7 +50,7 @@ class Keeping:
         return []
 
     async def kept(self, texts: Sequence[Text]) -> None:
-        """Return when the bucket has what of these is too large for a row."""
+        """Return when the bucket has those of these texts that are too large for a row."""
         keep: Callable[..., Any] = self._access.store.keep
         began, waited = monotonic(), False
         while texts:

@@ -45,7 +45,7 @@ class Leased(Generic[W]):
     lease: Lease
     loop: asyncio.AbstractEventLoop
     stopping: Stopping | None = None
-    finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the code's own outcome counts
+    finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the outcome of the code counts
     _waits: Waits | None = None
 
     @property
@@ -54,13 +54,13 @@ class Leased(Generic[W]):
 
     def is_elsewhere(self) -> bool:
         """Does it have to fetch its arguments or its checkpoint?"""
-        claimed = self.claimed  # asked of every attempt: no further call
+        claimed = self.claimed  # runs for every attempt: no further call
         if claimed.payload.startswith(MARK):
             return True
         return claimed.checkpoint is not None and claimed.checkpoint.startswith(MARK)
 
     def fetch(self) -> None:
-        """Have them. Blocks, for a bounded time. Raises Locked."""
+        """Fetch them. Blocks, for a bounded time. Raises Locked."""
         claimed, fetch = self.claimed, self.store.fetch
         if is_offloaded(claimed.payload):
             claimed = claimed._replace(payload=fetch(Text("payload", claimed.id, "", claimed.payload)))
@@ -75,7 +75,7 @@ class Leased(Generic[W]):
 
     @property
     def suspended(self) -> Suspended | Failed | None:
-        """What comes of the wait that its code began, which it may have swallowed since."""
+        """The outcome of the wait that its code began, even if the code has swallowed the exception since."""
         began = None if self._waits is None else self._waits.suspended
         return None if began is None else began.outcome
 

@@ -26,7 +26,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Best effort: that the other process is gone is detected by other means."""
+        """Best effort: if the other process is gone, that is detected by other means."""
         message = json.dumps({"kind": kind, **fields}).encode() + b"\n"
         with suppress(OSError):
             self._socket.sendall(message)

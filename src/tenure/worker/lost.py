@@ -1,6 +1,6 @@
 """A handler that failed because a connection was lost: to the store, or to a database of its own (drivers.py).
 
-That is no failure of the code: the job runs again, uncharged. A job may be the cause all the same, as one whose query
+That is not a failure of the code: the job runs again, uncharged. The job may still be the cause, as when its query
 takes the server down each time: after five lost connections in the kept attempts the sixth is an ordinary failure.
 """
 
@@ -31,7 +31,7 @@ class Lost(Snooze):
 
 
 def excused(attempt: Leased[Any], error: BaseException) -> BaseException:
-    """The error that decides the outcome: Lost, if this one came of a lost connection and costs nothing."""
+    """The error that decides the outcome: Lost, if this one came from a lost connection and costs nothing."""
     return _logged(attempt, judged(attempt, error))
 
 
@@ -81,7 +81,7 @@ def _came_of_a_loss(attempt: Leased[Any], error: BaseException) -> bool:
 def _causes(error: BaseException | None) -> Iterator[Exception]:
     """The error, and those it was raised from. A Snooze or a Fail is the handler's own decision.
 
-    What a store raised says by its kind what it came of: not each error of its driver is a lost connection.
+    The class of a store's error says what caused it: not every error of its driver is a lost connection.
     """
     while isinstance(error, Exception) and not isinstance(error, Snooze | Fail):
         yield error

@@ -1,8 +1,8 @@
 """Jobs that a worker claimed and can't run: it does not know their task, or their arguments do not fit its code, or
 their values are encrypted and it does not have the key, or they are kept elsewhere and can't be fetched.
 
-That happens while a deploy is under way. They wait, uncharged, for a worker with the code that they were made for, and
-with the key.
+That happens while a deploy is under way. The jobs wait, uncharged, for a worker with the code that they were made for,
+and with the key.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def unknown_task(claimed: Claimed) -> Snoozed:
 
 
 def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
-    """The outcome of a job with a value that this worker can't read. It waits without a limit, as one for a task.
+    """The outcome of a job with a value that this worker can't read. It waits without limit, as for an unknown task.
 
-    A value that was altered is no one's to read: the job is a dead letter.
+    A value that was altered can't be read anywhere: the job is a dead letter.
     """
     if error.altered:
         return Failed(str(error), final=True)
@@ -85,12 +85,12 @@ def misfit(store: Store, claimed: Claimed, why: str) -> Misfit | Fail:
     reason = f"{MISFIT} since {since.astimezone(UTC):{_STAMP}} UTC: {why}"
     if now - since >= PATIENCE:
         return Fail(reason, final=True)
-    waited = (now - since).total_seconds()  # as long again: each delay is twice the one before
+    waited = (now - since).total_seconds()  # as long again, so that the delays double
     return Misfit(timedelta(seconds=min(max(waited, SHORTEST_SECONDS), LONGEST_SECONDS)), reason)
 
 
 def _since(attempts: Iterable[AttemptView]) -> datetime | None:
-    """Since when, by the reason of the attempt before. A drain in between changes nothing."""
+    """Since when it has been a misfit, by the reason of an earlier attempt. A drain in between changes nothing."""
     before = [each for each in attempts if each.outcome != "released"]
     found = _SINCE.match(before[-1].error) if before else None
     return None if found is None else datetime.strptime(found["since"], _STAMP).replace(tzinfo=UTC)
@@ -99,5 +99,5 @@ def _since(attempts: Iterable[AttemptView]) -> datetime | None:
 @lru_cache(maxsize=1000)
 def _log_once(template: str, task: str, why: str) -> None:
     """Log it once for a task and a reason, whatever the number of jobs and tries."""
-    with suppress(Exception):  # of a filter or a handler: it must stop no worker
+    with suppress(Exception):  # from a logging filter or handler: it must not stop a worker
         _log.warning(template, task, why)

@@ -1,4 +1,4 @@
-"""Carries out what operators order of an embedded worker: stacks of its jobs, asked for in a thread beside its loop."""
+"""Carries out the orders of operators to an embedded worker: stacks of its jobs, asked for outside its event loop."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class HeldPermits:
         self._unused: dict[str, list[Permit]] = {}
         self._offered: dict[str, list[Permit]] = {}  # for the next claim, or the one in flight
         self._running: dict[Lease, Permit] = {}
-        self._awaited: dict[str, Lease] = {}  # running jobs without a permit, by id: a poll claimed them first
+        self._awaited: dict[str, Lease] = {}  # running jobs without a permit, by id: a poll claimed them before it came
         self._paused: frozenset[str] = frozenset()
         self._pauses_known_until = 0.0
         self._scan_at = 0.0
@@ -106,7 +106,7 @@ class HeldPermits:
         """
         again, scan = list(again), time.monotonic() >= self._scan_at
         until = in_time(self._store, self._lease) if again or scan else None
-        declare = self._may_declare()  # after the read above: a worker that it blocked for long may not judge others
+        declare = self._may_declare()  # after the read above: a worker that it blocks for long may not judge others
         answer = Redelivered([], [], [])
         for permit in again:
             found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id, until=until)
@@ -122,14 +122,14 @@ class HeldPermits:
         return answer
 
     def withdraw(self, owned: Iterable[Permit]) -> None:
-        """Return the permits of jobs with living owners, for about a lease: not before then can the owner be dead."""
+        """Return the permits of jobs with living owners, for about a lease: the owner can't be dead before that."""
         for permit in owned:
             self._offered[permit.queue].remove(permit)
             self._permits.settle([permit], again_in=self._lease * (0.75 + random() / 2))
 
     @property
     def offered(self) -> dict[str, int]:
-        """How many jobs the offered permits allow to claim, by queue."""
+        """How many jobs the offered permits allow this worker to claim, by queue."""
         return {queue: len(mine) for queue, mine in self._offered.items() if mine}
 
     # ── after a claim ──

@@ -34,7 +34,7 @@ class Program:
         return self.queues.union(task.queue for task in self.tasks)
 
     def unnamed(self, queues: Iterable[str]) -> str:
-        """A warning about those of these queues that no task names, mostly misspelled ones; empty: there are none."""
+        """A warning about those of these queues that no task names, usually misspelled; empty: there are none."""
         named = self.named_queues
         unknown = ", ".join(queue for queue in queues if queue not in named)
         return unknown and (

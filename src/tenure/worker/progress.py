@@ -65,7 +65,7 @@ class ProgressFlusher:
     # ── large checkpoints ──
 
     def has_large(self, attempt: Attempt | None) -> bool:
-        """Does a report of it wait for the bucket, or have to?"""
+        """Does a report of this attempt wait for the bucket, or will one have to?"""
         return attempt is not None and (attempt in self._large or self._keeping.is_large(attempt.unstored))
 
     def _begin_large(self, attempt: Attempt) -> asyncio.Task[None]:
@@ -156,7 +156,7 @@ class ProgressFlusher:
                     landed += halving(self._access.store.progress, self._salvage, some)
                     self._portion.landed()
             except StoreError:
-                self._portion.failed(len(some))  # at least one: with no reports, nothing is called
+                self._portion.failed(len(some))  # at least one report: the store is not called without any
                 for attempt, report in taken:
                     attempt.put_back(report)
                 raise

@@ -1,4 +1,4 @@
-"""Has the app's tracer told of attempts whose own process can't tell it: they were rescued."""
+"""Tells the app's tracer of attempts that were rescued: their own processes can't."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tenure.events import Events, JobRescued
 from tenure.ports import Rescued, Store
 from tenure.tasks.tracing import Tracing
 
-FLUSH_SECONDS = 3.0  #: how long the exit of a worker waits until what was traced is handed over
+FLUSH_SECONDS = 3.0  #: how long a worker's exit waits until the traces are handed over
 _log = logging.getLogger("tenure.worker")
 
 
@@ -47,6 +47,6 @@ class RescueTraces:
             _log.debug("the rescue of job %s can't be traced: %s", rescued.id, error)
 
     def close(self) -> None:
-        """Returns when all that it was told is traced. Blocks: at most as long as its reads of the store."""
+        """Return when everything that it was told is traced. Blocks, at most as long as its reads of the store."""
         self._unsubscribe()
         self._thread.shutdown()

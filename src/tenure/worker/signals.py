@@ -12,7 +12,7 @@ from tenure.tasks.waits import Suspend, together
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The error itself, or all errors of a group and of the groups in it. A Suspend beside an error says nothing."""
+    """The error itself, or all errors of a group and of the groups in it. A Suspend beside an error is left out."""
     members = _members(error)
     found = [leaf for each in members for leaf in leaves(each)] if members else [error]
     return [each for each in found if not isinstance(each, Suspend)] or found
@@ -21,7 +21,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 def signal_in(error: BaseException) -> BaseException:
     """The signal that a group stands for, or the error itself.
 
-    A lost lease or a final Fail counts whatever else a group holds. Beside an error that is no signal, a Snooze or
+    A lost lease or a final Fail counts whatever else a group holds. Beside an error that is not a signal, a Snooze or
     another Fail does not: that error is a failure. Of several signals a Fail counts first, then the longest Snooze.
     Several that suspend the job wait together.
 
@@ -48,11 +48,11 @@ def came_of_a_stop(error: BaseException) -> bool:
 
 
 def came_after_a_wait(error: BaseException) -> bool:
-    """Of what leaves a handler that began to wait: does it say less than that wait does?
+    """An error leaves a handler that began to wait: does the wait decide the outcome, rather than the error?
 
-    So it is with what an `except BaseException` or a `finally` raises after a `gather`, and with the failure of code
-    that goes on after it was swallowed. A lost lease and a final Fail say more; a group holds what was raised beside
-    the wait; and an error of Tenure's own tells of misuse, unless it was raised while the wait left the handler.
+    It does if an `except BaseException` or a `finally` raised the error after a `gather`, or code that went on after
+    swallowing it. A lost lease and a final Fail count instead; a group holds what was raised beside the wait; and an
+    error of Tenure's own tells of misuse, unless it was raised while the wait left the handler.
     """
     if isinstance(error, LeaseLost | BaseExceptionGroup) or (isinstance(error, Fail) and error.final):
         return False

@@ -20,7 +20,7 @@ from tenure.worker.permits import HeldPermits
 
 MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
-MAX_KEPT = 256 << 20  #: characters of results that a bucket has not taken: then nothing more is claimed
+MAX_KEPT = 256 << 20  #: characters of results that the bucket has not taken; above this, nothing more is claimed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Backlog:
     def __init__(self) -> None:
         self.waiting: list[End] = []
         self.flushing: list[End] = []
-        self.busy: dict[Lease, End] = {}  #: another open transaction locks their rows: set aside, to be retried
+        self.busy: dict[Lease, End] = {}  #: another open transaction has locked their rows: set aside, to be retried
         self.keeping: dict[Lease, End] = {}  #: the bucket has not taken their values yet (keeping.py)
         self.oldest = 0.0
         self.flushed_since_read: set[Lease] | None = None  #: None: the beat is not reading the owned jobs right now
@@ -111,8 +111,8 @@ class Slots:
     def free(self) -> int:
         if not self.claiming or self.stuck:
             return 0
-        if self.alone and not self.empty:  # the next one may kill this process, and would be charged together with
-            return 0  # every job whose outcome is not stored
+        if self.alone and not self.empty:  # the next one may kill this process; then every job
+            return 0  # whose outcome is not stored would be charged, too
         free = self.plan.slots - len(self.running) - len(self.successors)
         unflushed = len(self.backlog)
         if unflushed >= MAX_UNFLUSHED or self.backlog.kept_in_memory() > MAX_KEPT:

@@ -2,10 +2,10 @@
 
 It may be asked from any thread. A plain handler is a thread; an `async` one is a chain of coroutines, of which only the
 running ones are on the stack of a thread. The tasks that it waits for and its calls of `asyncio.to_thread` are traces
-of their own. What it started otherwise, such as threads, processes or tasks that it does not wait for, can't be found.
+of their own. Whatever else it started, such as threads, processes or tasks that it does not wait for, can't be found.
 
-No code of the app runs for this: objects that may be the app's are told by their types alone, as `isinstance` and
-`getattr` would run a proxy's `__class__` or `__getattr__`.
+No code of the app runs for this: objects that may be the app's are recognized by their types alone, as `isinstance`
+and `getattr` would run a proxy's `__class__` or `__getattr__`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _GROUPS = (asyncio.TaskGroup, getattr(asyncio.tasks, "_GatheringFuture", asyncio
 
 
 def answer(attempt: Attempt | None) -> Answer:
-    """What an operator who asks where it is gets, whatever goes wrong."""
+    """The answer to an operator who asks where an attempt is, whatever goes wrong."""
     try:
         found = traces(attempt) if attempt is not None else ()
     except Exception as error:
@@ -153,7 +153,7 @@ def _in_threads(attempt: Attempt, threads: Collection[FrameType]) -> Iterator[tu
 
 
 def _context(call: object, wrappers: int = MOST_WRAPPERS) -> Context | None:
-    """The context that a call of `asyncio.to_thread` runs in; None: it is none.
+    """The context that a call of `asyncio.to_thread` runs in; None: it is another call.
 
     Tracers replace `ThreadPoolExecutor.submit`: those of Sentry and OpenTelemetry submit a function of their own that
     closes over the call, Datadog's passes the call as an argument.

@@ -99,7 +99,7 @@ class Tally:
             return Reading(dict(self._counts), times)
 
     def counted(self) -> dict[tuple[str, ...], int]:
-        """The counts since the start, also those that `take` has handed over."""
+        """The counts since the start, including those that `take` has handed over."""
         with self._lock:
             return dict(self._counts + self._taken)
 

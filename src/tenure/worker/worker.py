@@ -54,7 +54,7 @@ from tenure.worker.tally import Tally
 T = TypeVar("T")
 
 SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store once the block has ended and nothing runs
-KEEP_SECONDS = 20.0  #: how long to wait for a bucket then
+KEEP_SECONDS = 20.0  #: how long to wait for a bucket in that case
 CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 
 

@@ -1,4 +1,4 @@
-"""On the path of a process, its SQLite files are on a disk that forgets what was not synced when the power is cut."""
+"""A process with this on its path has its SQLite files on a disk that forgets what is not synced at a power cut."""
 
 from __future__ import annotations
 

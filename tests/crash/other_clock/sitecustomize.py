@@ -1,4 +1,4 @@
-"""On the path of a process, it lives by another wall clock: off by the seconds that a file says at this moment."""
+"""A process with this on its path has another wall clock: off by the seconds that a file says at that moment."""
 
 from __future__ import annotations
 

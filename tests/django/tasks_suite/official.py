@@ -1,6 +1,6 @@
 """Django's own tests of `django.tasks`, with Tenure's backend in the place of Django's two. Run by `make test-django`.
 
-`tasks` is the folder `tests/tasks` of Django's source distribution. A test set to None can't apply; why is beside it.
+`tasks` is the folder `tests/tasks` of Django's source distribution. A test set to None can't apply; a comment says why.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Drained(TenureBackend):
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         result = super().enqueue(task, args, kwargs)
-        with suppress(Exception):  # of the handler: the result has it
+        with suppress(Exception):  # raised by the handler: it is in the result
             _queue.drain()
         return self.get_result(result.id)
 
@@ -91,7 +91,7 @@ class ImmediateTests(Fresh, test_immediate_backend.ImmediateBackendTestCase):
     test_cannot_get_result = None
     test_cannot_refresh_result = None
     test_cannot_pass_run_after = None
-    # The caller is another process than the one that runs the task, and no handler may end its worker.
+    # Caller and task are in different processes, and no handler may end its worker.
     test_throws_keyboard_interrupt = None
 
 

@@ -1,7 +1,7 @@
 """`make test-django`: Django's own tests of its tasks, and ours, against the backend, on Django 6.0 and 6.1.
 
-`python tests/django/tasks_suite/run.py [FOLDER]` makes one virtual environment a version in FOLDER (.venv/django),
-which needs Python 3.12 or newer and a package index. They run on SQLite and on PostgreSQL.
+`python tests/django/tasks_suite/run.py [FOLDER]` makes one virtual environment per version in FOLDER (.venv/django),
+which needs Python 3.12 or newer and a package index. The tests run on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _tested(python: str, version: str, folder: Path) -> int:
         found = subprocess.check_output(
             [str(ours), "-c", "import django; print(django.__version__)"], text=True
         ).strip()
-        # A wheel has no tests.
+        # Django's wheel has no tests.
         source = ["--no-deps", "--no-binary", "django", f"django=={found}", "--dest", str(folder / "source")]
         subprocess.run([*pip, "download", *source], check=True)
         (folder / "ready").touch()

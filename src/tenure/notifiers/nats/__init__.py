@@ -1,4 +1,4 @@
-"""Doorbells and permits over NATS: `notifier="nats://…"`, beside any store.
+"""Doorbells and permits over NATS: `notifier="nats://…"`, with any store.
 
     tenure.<namespace>.queue.<token>   JetStream, WorkQueue: one message a job. Its receiver may claim one job.
     tenure.<namespace>.ring            core NATS: a few bytes a ring, received by every listener at once

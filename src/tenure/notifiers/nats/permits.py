@@ -47,7 +47,7 @@ class NatsPermits:
         self._most: dict[str, int] = {}  # the limit of `_received`
         self._fresh: list[Permit] = []
         self.held: dict[str, str] = {}  #: receipt → queue; only for the connection's thread, like everything below
-        self.pulls: dict[str, _Pull] = {}  #: by their own inbox; one per queue, or the served one would be unknown
+        self.pulls: dict[str, _Pull] = {}  #: by their own inbox; one per queue, else nothing tells which is served
 
     # ── the worker's side ──
 

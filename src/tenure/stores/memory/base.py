@@ -47,7 +47,7 @@ from tenure.stores.rules import (
     waits_for_itself,
 )
 
-HOLDS = frozenset({State.QUEUED, State.PROCESSING})  #: a limited job has its places
+HOLDS = frozenset({State.QUEUED, State.PROCESSING})  #: in these, a job with limits has its places
 P = ParamSpec("P")
 R = TypeVar("R")
 Base = TypeVar("Base", bound="MemoryBase")
@@ -119,14 +119,14 @@ class MemoryBase:
         return row
 
     def _due(self, verb: str, row: Row, **changes: Any) -> Row:
-        """A job that would be queued; one with limits waits for its places."""
+        """Queue a due job, or, if it has limits, let it wait for its places."""
         if not row.view.limits:
             return self._move(verb, row, State.QUEUED, **changes)
         row = replace(row, view=replace(row.view, **changes))
         return self._move(verb, row, State.WAITING, **self._parking(row, changes.get("run_at")))
 
     def _parking(self, row: Row, due: datetime | None = None) -> dict[str, Any]:
-        """What changes in a job that is parked under its first key. `due`: it is due anew."""
+        """What changes in a job that is parked under its first key. `due`: when, if it is due anew."""
         key, view = row.view.limits[0], row.view
         self._known.tell(key, "look")
         until = view.expires_at if view.attempt == 0 else None
@@ -202,7 +202,7 @@ class MemoryBase:
                 self._keep(self._jobs[job.id], linked=True)
 
     def _add(self, child: str, edge: Edge, *, mine: bool = False) -> None:
-        """An edge that exists and is closed opens again, if its parent has not ended as is asked now."""
+        """Add an edge. An existing one that is closed opens again if its parent has not ended as is now asked."""
         known = self._known.add(child, *edge, mine=mine)
         known.open = known.open or not (known.skipped or self._met(known))
 

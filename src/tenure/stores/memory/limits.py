@@ -65,7 +65,7 @@ class MemoryLimits(MemoryBase):
         self._known.idle = {(queue, key) for queue, key in self._known.idle if (queue, key.key) in parked}
 
     def _unused(self, row: Row, served: set[str]) -> bool:
-        """Does this job's lane hold places that it does not use, or for too long while another waits?"""
+        """Does this job's lane hold places that it can't use, or has not used for long while another lane waits?"""
         lane = _lane(row.view)
         if lane.queue not in served:
             return True
@@ -149,7 +149,7 @@ class MemoryLimits(MemoryBase):
         return state
 
     def _opened(self, key: Key) -> State:
-        """The state of a key, with what it was told written down."""
+        """The state of a key, once its begins and pauses are written down."""
         now, told = self._clock.unix(), self._known.told.get(key, [])
         row = paused_by_jobs(self._settings(key)[1], key, [each.at for each in told if each.what == "pause"])
         if row is not None:
@@ -165,7 +165,7 @@ class MemoryLimits(MemoryBase):
         return state
 
     def _serve(self, key: Key, most: int) -> list[tuple[str, JobState]]:
-        """Give the places of a key, at most so many; what became of which jobs."""
+        """Give at most this many places of a key. Returns what became of which jobs."""
         states, counts = dict[Key, State](), dict[str, Count]()
 
         def state(key: Key) -> State:

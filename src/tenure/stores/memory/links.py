@@ -59,7 +59,7 @@ class Known:
         return deepcopy(self)
 
     def add(self, child: str, parent: str, until: Literal["completed", "ended"], *, mine: bool = False) -> Edge:
-        """The edge between these two. One that exists keeps its place, and of two needs the stricter holds."""
+        """The edge between these two. One that exists keeps its place, and the stricter need holds."""
         known = self.parents.setdefault(child, {})
         if parent not in known:
             edge = Edge(child, parent, until, 1 + max((each.place for each in known.values()), default=-1), mine)
@@ -81,11 +81,11 @@ class Known:
         return any(edge.open for edge in self.parents.get(child, {}).values())
 
     def ask(self, item: str) -> None:
-        """An ask that is left already is answered later, so what it will see includes this one."""
+        """An ask that is already there has yet to be answered, so it covers this one too."""
         self.asks.setdefault(item)
 
     def forget(self, job_id: str) -> None:
-        """The job is gone: what it waited for, and its signals. What waits for it still has its edge."""
+        """The job is gone: drop its edges to its parents, and its signals. Its children keep their edges."""
         for edge in self.before(job_id):
             self.drop(edge)
         for key in [key for key in self.signals if key[0] == job_id]:

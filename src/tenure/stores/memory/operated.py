@@ -75,7 +75,7 @@ class MemoryOperated(MemoryBase):
         return Landed(row.view.state)
 
     def _open_again(self, view: JobView) -> NotLanded | None:
-        """Before a replay: the edges whose parents have not ended as they ask. Returns why it is refused, if it is."""
+        """Before a replay: reopen edges whose parents have not ended as they ask. Returns why not, if it is refused."""
         child = self._live_child(view.id)
         if view.state is State.COMPLETED and child is not None:
             return not_replayed_for(child)
@@ -109,7 +109,7 @@ class MemoryOperated(MemoryBase):
         self._known.forget(job_id)
 
     def _forget_waits(self, keep: float) -> None:
-        """Flows without jobs, and shared signals that nothing keeps."""
+        """Forget old flows without jobs, and old shared signals."""
         now, used = self.now(), {row.view.flow for row in self._rows()}
         for name in [
             name for name, (_, made) in self._known.flows.items() if name not in used and age(now, made) > keep

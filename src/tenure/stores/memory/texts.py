@@ -48,7 +48,7 @@ class MemoryTexts(Inline, MemoryBase):
 
 
 def _changed(row: Row, text: Text, new: str) -> Row | None:
-    """The row with the new text; None: it does not have this one."""
+    """The row with `new` in the place of this text; None: the row does not have it."""
     match text.place:
         case "attempt":
             past = tuple(

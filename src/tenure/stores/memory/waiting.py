@@ -257,7 +257,7 @@ class MemoryWaiting(MemoryLimits):
         return key is None or (owner, key) in self._known.signals
 
     def _tell(self, row: Row) -> None:
-        """A job that has ended: those that wait for it look, those that it gathers end, and nothing is held for it."""
+        """An ended job: its children are looked at, what it still gathers ends, and no job is kept for it any more."""
         view = row.view
         for edge in self._known.behind(view.id):
             if edge.open and self._closed(edge, row) is None and not self._known.waits(edge.child):

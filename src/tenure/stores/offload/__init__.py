@@ -1,14 +1,14 @@
 """A store whose large values are kept in a bucket: any store, with a bucket behind it.
 
-What is larger than the settings allow for a row is written to the bucket first, under its hash; what stands for it
-(core/offloaded.py) goes into the row. The same value makes the same row, so an outcome that is sent again is
+A value that is larger than the settings allow for a row is written to the bucket first, under its hash; its size and
+hash go into the row (core/offloaded.py). The same value makes the same row, so an outcome that is sent again is
 recognised. Objects are never changed, and nothing but the sweep deletes any (sweep.py). A codec stands in front of this
 store, so what leaves for the bucket is encrypted.
 
-A bucket may be slow or away, so no call of it takes a thread that others wait for: it has threads of its own, and each
-wait for one of them is bounded. Claims, beats, renewals and rescues don't touch it. A worker brings results and
-checkpoints there with `keep`, which does not wait, before it stores them; only a client's `enqueue` waits, in the
-caller's thread, and a handler's `once`.
+A bucket may be slow or unavailable, so no call to it takes a thread that others wait for: it has threads of its own,
+and each wait for one of them is bounded. Claims, beats, renewals and rescues don't touch it. A worker puts results and
+checkpoints there with `keep`, which does not wait, before it stores them; only a client's `enqueue`, in the caller's
+thread, and a handler's `once` wait.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class OffloadStore:
                 self._kept.popitem(last=False)
 
     def _is_large(self, place: Place, value: str) -> bool:
-        """Also what only looks as if it were kept elsewhere, so that it is read as it was written. Raises BadData."""
+        """True also for what only looks offloaded, so that it is read as it was written. Raises BadData."""
         most = self._largest.get(place)
         if most is None or (len(value) * 4 <= most and not value.startswith(MARK)):  # four bytes at most for each
             return False
@@ -173,7 +173,7 @@ class OffloadStore:
     # ── what is written ──
 
     def _stored(self, place: Place, values: Iterable[tuple[str, str]], key: str = "") -> bool:
-        """Bring those of these values of jobs that are large into the bucket. False: none is. Raises BucketAway."""
+        """Write the large ones of these values into the bucket. False: none is large. Raises BucketAway."""
         large = [Text(place, job_id, key, value) for job_id, value in values if self._is_large(place, value)]
         for put in [self._put(each) for each in large]:
             try:
@@ -223,7 +223,7 @@ class OffloadStore:
         return self.beneath.progress(reports)
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
-        """As of any store. Raises BucketAway, NotFetched."""
+        """As in any store. Raises BucketAway, NotFetched."""
         if value is not None and self._stored("once", [(lease.job_id, value)], key):
             value = self._for_row("once", value)
         found = self.beneath.once(lease, key, value)
@@ -238,5 +238,5 @@ class OffloadStore:
 
 
 def offloading(store: Store, url: str, namespace: str, largest: Mapping[Place, int], grace: float) -> Store:
-    """The store, with this bucket behind it. `grace`: seconds that an object is kept which no row names."""
+    """The store, with this bucket behind it. `grace`: seconds for which an object is kept that no row names."""
     return cast("Store", OffloadStore(store, bucket_of(url, namespace), largest, grace))

@@ -18,7 +18,7 @@ from tenure.errors import InvalidOption
 CALL_SECONDS = 20.0  #: one request, from the connection to the last byte
 _CONNECT_SECONDS = 5.0
 LONGEST_ERROR = 300  #: characters
-_LEFTOVER_SECONDS = 86_400.0  #: then a file that a killed process was writing is removed
+_LEFTOVER_SECONDS = 86_400.0  #: after which a file that a killed process was writing is removed
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ class Bucket(Protocol):
     """Objects by name, in folders: `values/3f/…`. Any call may raise what its library raises."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Write it, over another one of this name; when this returns, it outlives a power failure."""
+        """Write the object, over one of the same name; when this returns, it survives a power failure."""
         ...
 
     def get(self, name: str, size: int) -> bytes:
@@ -40,16 +40,16 @@ class Bucket(Protocol):
         ...
 
     def names(self, folder: str, after: str, limit: int) -> list[Entry]:
-        """The next objects of the folder in the order of their names, which are those in the folder."""
+        """The next objects of the folder in the order of their names, which are relative to the folder."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Those that are there."""
+        """Delete those that exist."""
         ...
 
 
 class Folder:
-    """A folder that all processes reach: of one machine, or a network file system."""
+    """A folder that all processes reach: on one machine, or on a network file system."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

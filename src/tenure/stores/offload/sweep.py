@@ -1,13 +1,12 @@
 """The sweep: deletes from the bucket what no row of the store has named for long.
 
-It walks over the objects, a batch at each step, and looks for the name of each in the rows of its job. One that is not
-named gets a *mark*, an empty object of the same name in another folder, whose age says for how long that has been so:
-the jobs of a backup of yesterday have their values for as long as the mark must be old. One that is named again loses
-its mark. So nothing is kept in memory or in the store but when the last walk began; a process that sweeps may be
-killed at any point, and two that sweep at once do the same.
+It walks over the objects, a batch at each step, and looks for the name of each in the rows of its job. An object that
+is not named gets a *mark*, an empty object of the same name in another folder, whose age says for how long that has
+been so. One that is named again loses its mark. So nothing is kept in memory or in the store but when the last walk
+began; a process that sweeps may be killed at any point, and two that sweep at once make the same changes.
 
-An object is deleted when it and its mark are older than the grace. It is written before the row that names it: for as
-long a transaction may take.
+An object is deleted when it and its mark are older than the grace: the jobs of a backup find their values for that
+long. It is written before the row that names it: the transaction in between may take as long.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _NOTE, _STORE, _OWNER = "offload:swept", "offload:store", "store/of/these"
 
 
 class Swept(NamedTuple):
-    """What a walk did. `unnamed`: so many objects no row names; they are kept until that has been so for long."""
+    """What a walk did. `unnamed`: how many objects no row names; they are kept until that has been so for the grace."""
 
     looked: int = 0
     unnamed: int = 0
@@ -48,7 +47,7 @@ class Sweep:
         self.done = Swept()  #: of this walk, or of the last one
 
     def step(self, limit: int) -> float:
-        """Look at so many objects. Returns the seconds until the next step, 0 in the middle of a walk."""
+        """Look at this many objects. Returns the seconds until the next step, 0 in the middle of a walk."""
         now = time()
         if self._after is None and (left := self._until_due(now)) > 0:
             return left

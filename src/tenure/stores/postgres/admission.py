@@ -1,13 +1,13 @@
-"""How asks are worked off in PostgreSQL, some at a time, each time in one transaction.
+"""How asks are answered in PostgreSQL, some at a time, each time in one transaction.
 
-1. Asks are taken that no other admitter has taken, and their jobs are locked. No lock is waited for, of a job or of an
-   edge: what is locked is left for later, behind all other asks. So this holds up nobody, and never deadlocks.
-2. A job that has ended closes its edges, a page at a time, and each child is asked; only a later transaction looks at
-   these. So of two that close the last two edges of a child, the one that commits last has asked it.
+1. The transaction takes asks that no other has taken, and locks their jobs. It waits for no lock of a job or an edge:
+   what is locked is left for later, behind all other asks. So it holds up no other transaction, and never deadlocks.
+2. The edges of a job that has ended are closed, a page at a time, with an ask for each child; only a later transaction
+   looks at these. So of two that close the last two edges of a child, the one that commits last leaves an ask for it.
 3. A job that waits marks the parents of its new edges as linked, under their locks. Whatever ends one of these then
-   stores an ask in its own transaction (a trigger does), and what had ended before is seen.
+   stores an ask in its own transaction (by a trigger), and one that had ended before is seen.
 4. A job that waits, and has no open edge, is admitted once its signal is there or its time is over.
-5. What is not worked off wholly is asked again, with the place that was reached.
+5. An ask that is not answered in full is stored again, with the place that was reached.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ CLOSE = f"""
     SELECT parent, child FROM closed"""
 ARM = _EDGES.format(given=", became", arrays=f"{_TWO}, %s::text[]", which=_NEW, change="state = became")
 UNNEED = _EDGES.format(given="", arrays=_TWO, which="e.live", change="live = false")
-#: Those of these edges that are still as they were, because somebody has locked them.
+#: Those of these edges that are still as they were, because another transaction has locked them.
 STILL = """
     SELECT e.* FROM unnest(%s::uuid[], %s::uuid[]) AS g (parent, child)
     CROSS JOIN LATERAL (
@@ -116,7 +116,7 @@ RELEASE = """
       AND (SELECT true FROM @.edges AS e WHERE e.parent = j.id AND e.live LIMIT 1) IS NULL"""
 
 #: At its admission a job is due at once, or when it was to be due, and `expires` counts from then. One with limits that
-#: is due is parked by this write, as a trigger sees to; one that is parked waits for its keys alone.
+#: is due is parked by this write, through a trigger; one that is parked waits for its keys alone.
 ADMIT = """
     UPDATE @.jobs AS j SET state = CASE WHEN d.due > @now THEN 'scheduled' ELSE 'queued' END, run_at = d.due,
         expires_at = j.expires_at + (d.due - j.run_at), wait_for = NULL, wait_until = NULL
@@ -128,8 +128,8 @@ ADMIT = """
             OR (SELECT true FROM @.signals AS s WHERE s.job_id = w.id AND s.key = w.wait_for LIMIT 1)
             OR (SELECT true FROM @.shared_signals AS s WHERE s.key = w.wait_for LIMIT 1))) AS d
     WHERE j.id = d.id RETURNING j.queue, j.id::text, j.state, j.limits IS NOT NULL"""
-#: A wait that has timed out is over, also while other jobs are waited for: it would be found again and again. A parked
-#: job has expired then.
+#: A wait that has timed out is over, even if the job still waits for others: it would be found again and again. A
+#: parked job has expired then.
 TIME_OVER = """
     UPDATE @.jobs SET wait_for = NULL, wait_until = NULL, parked = NULL,
         state = CASE WHEN parked IS NULL THEN state ELSE 'cancelled' END,
@@ -142,7 +142,7 @@ _Pairs = set[tuple[str, str]]
 
 
 class Ask(NamedTuple):
-    """An ask, and how far it has been worked off: phase, then the place of an edge, or the id at its other end."""
+    """An ask, and how far it has been answered: phase, then the place of an edge, or the id at its other end."""
 
     item: str
     phase: int = 0
@@ -176,7 +176,7 @@ class Admission:
 
     def run(self, limit: int) -> Step:
         asks = dict[str, Ask]()
-        for row in sorted(self._rows(TAKE, limit), reverse=True):  # of two for one job, the one that is less far on
+        for row in sorted(self._rows(TAKE, limit), reverse=True):  # of two for one job, the one that has got less far
             asks[row[0]] = Ask(*row)
         timed_out = [row[0] for row in self._rows(TIMED_OUT, limit)]
         self._done.full = len(timed_out) == limit
@@ -218,14 +218,14 @@ class Admission:
             self._look(waiting, page)
 
     def _expand(self, ask: Ask) -> None:
-        """A shared signal: each job that waits for it is asked."""
+        """A shared signal: each job that waits for it gets an ask."""
         found = [row[0] for row in self._rows(FOR_SHARED, ask.item, ask.start, PAGE)]
         self._again += [Ask(each) for each in found]
         if len(found) == PAGE:
             self._again.append(ask._replace(start=found[-1]))
 
     def _locked(self, ids: Iterable[str]) -> tuple[dict[str, tuple[State | None, str | None]], set[str]]:
-        """State and error of each, None if it is gone; and those that somebody has locked."""
+        """State and error of each, None if it is gone; and those that are locked elsewhere."""
         wanted = set(ids)
         jobs: dict[str, tuple[State | None, str | None]] = {
             row[0]: (State(row[1]), row[2]) for row in self._rows(LOCK, sorted(wanted))
@@ -237,7 +237,7 @@ class Admission:
     # ── a job that has ended, or is gone ──
 
     def _tell(self, asks: list[Ask], jobs: Mapping[str, tuple[State | None, str | None]], page: int) -> list[Ask]:
-        """Those that wait for these. Returns the asks that are done with them."""
+        """Close the edges of their children, or cancel these. Returns the asks that are done with that."""
         todo = [Ask(ask.item) if ask.phase == LOOKING else ask for ask in asks]
         first = [ask for ask in todo if ask.phase == BEHIND_IT]
         done = [ask for ask in todo if ask.phase == BEFORE_IT]
@@ -265,7 +265,7 @@ class Admission:
         return done
 
     def _let_go(self, asks: list[Ask], jobs: Mapping[str, tuple[State | None, str | None]], page: int) -> None:
-        """Those for which these have waited, or that they gathered."""
+        """Let go of the parents of these jobs, and cancel what they still gather."""
         if not asks:
             return
         places = ([ask.item for ask in asks], [ask.place for ask in asks], [ask.start for ask in asks])
@@ -293,9 +293,9 @@ class Admission:
         self._release({ask.item for ask in whole})
 
     def _release(self, ids: set[str]) -> set[str]:
-        """An ended job is kept for those that may need it, and no longer. Returns those that somebody has locked.
+        """An ended job is kept for those that may need it, and no longer. Returns those that are locked elsewhere.
 
-        Whether any does is read in the statement after the lock: whoever has just marked it has then committed.
+        Whether any does is read in the statement after the lock: a transaction that has just marked it has committed.
         """
         if not ids:
             return set()
@@ -348,7 +348,7 @@ class Admission:
     def _change(
         self, statement: str, still: str, pairs: _Pairs, becomes: Mapping[tuple[str, str], str] | None = None
     ) -> _Pairs:
-        """Change edges, (parent, child) each. Returns those that somebody has locked."""
+        """Change edges, (parent, child) each. Returns those that are locked elsewhere."""
         if not pairs:
             return _Pairs()
         order = sorted(pairs)
@@ -358,7 +358,7 @@ class Admission:
         return set(self._rows(still, [pair[0] for pair in rest], [pair[1] for pair in rest])) if rest else rest
 
     def _cancel(self, reasons: Mapping[str, str]) -> set[str]:
-        """Cancel live jobs. Returns those that somebody has locked."""
+        """Cancel live jobs. Returns those that are locked elsewhere."""
         if not reasons:
             return set()
         states = dict(self._rows(CANCEL, list(reasons), list(reasons.values())))

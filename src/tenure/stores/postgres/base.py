@@ -15,11 +15,11 @@ from tenure.stores.rules import json_of
 
 T = TypeVar("T")
 
-#: A process that stops between two statements, by SIGSTOP or with its host, keeps what it has locked for so long.
+#: A process that stops between two statements, by SIGSTOP or with its host, keeps what it has locked for this long.
 STOPPED: LiteralString = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
 SLOWEST_LINE = 64 * 1024  #: bytes a second
 
-#: Queues and kinds of jobs that are queued: a look into the index for each of them, however many are served.
+#: Queues and kinds of jobs that are queued: one look-up in the index for each, however many are served.
 WITH_JOBS = """
     WITH RECURSIVE lanes AS (
         (SELECT queue, solo FROM @.jobs WHERE state = 'queued' ORDER BY queue, solo LIMIT 1)
@@ -33,7 +33,7 @@ WITH_JOBS = """
 def cut_off_after(connection: Connection, sent: int) -> None:
     """If this process stops in the middle of the transaction, the server ends it after a second, and rolls it back.
 
-    The server takes a statement that is on its way for none, so it waits as long as a slow line needs for these bytes,
+    The server does not see a statement that is on its way, so it waits as long as a slow line needs for these bytes,
     up to the minute of every session.
     """
     connection.execute(STOPPED, (f"{min(1000 + 1000 * sent // SLOWEST_LINE, 60_000)}ms",))
@@ -50,7 +50,7 @@ class PostgresBase:
         return self._server.fetch("SELECT @now")[0][0].astimezone(UTC)  # type: ignore[no-any-return]
 
     def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
-        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        """Those in which jobs are queued, in the same order; or all, if most queues are of other workers."""
         most = 2 * len(queues)
         lanes = set(self._server.fetch(WITH_JOBS, most + 1))
         return queues if len(lanes) > most else [queue for queue in queues if (queue, solo) in lanes]

@@ -1,6 +1,6 @@
 """How a caller's transaction ended, for tests of code that passes a driver's connection as `tx=`.
 
-Drivers have no hook that tells, and a connection may be closed right after its commit. The server knows: each
+Drivers have no hook for this, and a connection may be closed right after its commit. The server knows: each
 transaction, and each savepoint in which something was written, has an id, whose status any connection may ask for.
 """
 
@@ -32,7 +32,7 @@ class Fates:
     """Marks places in callers' transactions, and says whether what was done there has committed."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[tuple[str, object], ...], psycopg.Connection[Any]] = {}  #: by the way to them
+        self._servers: dict[tuple[tuple[str, object], ...], psycopg.Connection[Any]] = {}  #: by how to reach them
         self._observers: dict[str, psycopg.Connection[Any]] = {}  #: by the ids that were made on their servers
 
     def mark(self, tx: object) -> Mark:

@@ -71,7 +71,7 @@ T = TypeVar("T")
 HELD_SECONDS = 0.5
 OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 WARY_SECONDS = 5.0
-CLAIM_TRIES = 10  #: of what other workers claimed first, or somebody changed meanwhile
+CLAIM_TRIES = 10  #: if other workers claimed the jobs first, or they were changed meanwhile
 MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
 
 _CLAIMED = listed(
@@ -120,8 +120,8 @@ _CHOOSE = f"""
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
         LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})"""
 
-# What was changed between the statement's snapshot and its lock is chosen in its new version, whose place the snapshot
-# does not show: it is not taken. So each row says how many were chosen.
+# A job that was changed between the statement's snapshot and its lock is chosen in its new version, whose place the
+# snapshot does not show, so it is not taken. Therefore each row says how many were chosen.
 CLAIM = f"{_CHOOSE} {_TAKE}, (SELECT count(*) FROM chosen)"
 #: The same, with one row if none was taken. It costs a long queue more: what was taken is written down once more.
 CLAIM_TOLD = f"""{_CHOOSE}, taken AS ({_TAKE})
@@ -214,7 +214,7 @@ ONCE_WRITE = f"""
     SELECT coalesce((SELECT value FROM recorded), o.value)
     FROM held LEFT JOIN @.once AS o ON o.job_id = held.id AND o.key = held.key"""
 
-#: In the order of the index alone: by id, too, all that are due at one instant would be sorted for each batch. A
+#: In the order of the index alone: ordering by id too would sort all that are due at one instant, for each batch. A
 #: trigger parks those that have limits.
 PROMOTE = """
     WITH due AS MATERIALIZED (
@@ -398,7 +398,7 @@ class PostgresJobs(PostgresBase):
         return gone
 
     def _prune_flows(self, keep: float, limit: int) -> None:
-        """Flows of which no job is left. Those that have one are not looked at again before all others were."""
+        """Delete flows of which no job is left. Those that have one are looked at again after all others."""
         rows = self._server.fetch(OLD_FLOWS, keep, self._flows_from, limit)
         empty = [row[0] for row in rows if not row[1]]
         if empty:
@@ -508,7 +508,7 @@ class PostgresJobs(PostgresBase):
         return [report.lease in landed for report in reports]
 
     def _held(self, reports: Sequence[Progress], landed: set[Lease]) -> set[Lease]:
-        """Valid leases in rows that another transaction has locked: a report may be lost there, a checkpoint not."""
+        """Valid leases in rows that another transaction has locked: reports may be lost there, checkpoints may not."""
         missing = [report for report in reports if report.lease not in landed]
         answers = self._standing([(report.lease, Completed()) for report in missing])
         held = [report for report, answer in zip(missing, answers, strict=True) if isinstance(answer, Busy)]

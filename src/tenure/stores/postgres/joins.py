@@ -152,7 +152,7 @@ def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] |
 
 
 def _psycopg(connection: Any) -> Joined:
-    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:  # not through its cursor_factory, which may want other marks
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:  # its own cursor_factory may want other placeholders
         cursor: Any = Cursor(connection, row_factory=tuple_row)
         return list(cursor.execute(_percent(sql), texts).fetchall())
 
@@ -245,7 +245,7 @@ def _dollar(sql: str) -> str:
 
 
 def _is_about_data(error: BaseException) -> bool:
-    """Is it of class 22, also when wrapped? Errors that psycopg and Django detect themselves have no code."""
+    """Is it of class 22, even if wrapped? Errors that psycopg and Django detect themselves have no code."""
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__):
         return True
     cause: Any = getattr(error, "orig", None) or error

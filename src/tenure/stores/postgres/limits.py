@@ -25,7 +25,7 @@ SET = "UPDATE @.limits SET rev = %s, body = %s, rated = %s, fades = %s WHERE key
 REMOVE = "DELETE FROM @.limits WHERE key = %s AND name = %s AND rev = %s"
 ASK = "INSERT INTO @.key_asks (key, limit_name, what) VALUES (%s, %s, %s)"
 
-#: The next places, of all keys in turn; of those that have not begun, their lanes, and which are to go back.
+#: The next places, of all keys in turn; for those that have not begun, the lane, and whether they are to go back.
 START = ("", "00000000-0000-0000-0000-000000000000")
 UNBEGUN = f"""
     WITH served AS MATERIALIZED (SELECT {SERVED} AS names)
@@ -42,8 +42,8 @@ UNBEGUN = f"""
     LEFT JOIN LATERAL (
         SELECT queue, solo FROM @.jobs WHERE id = p.job_id AND (state || '') = 'queued' LIMIT 1) AS j ON true
     ORDER BY p.key, p.job_id"""
-#: Of keys nothing is known any more when their buckets are full and nothing waits there for a time; of a row, when
-#: nothing but a pause is in it, which has passed. And is a queue served again?
+#: Forget keys whose buckets are full and where nothing waits for a time, and rows with nothing but a pause that has
+#: passed. And is a queue served again?
 FORGET = f"""
     WITH now AS MATERIALIZED (SELECT date_part('epoch', @now) AS at), unused AS (
         DELETE FROM @.limit_keys WHERE ctid = ANY (ARRAY (
@@ -58,7 +58,7 @@ FORGET = f"""
     SELECT greatest((SELECT count(*) FROM unused), (SELECT count(*) FROM past)), EXISTS (
         SELECT FROM unnest({SERVED}) AS q (name) CROSS JOIN LATERAL (
             SELECT FROM @.idle_keys WHERE queue = q.name LIMIT 1) AS i)"""
-#: Queues that are served again: their keys are asked.
+#: Queues that are served again: their keys get asks.
 AWAKE = f"""
     WITH gone AS (
         DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
@@ -66,7 +66,7 @@ AWAKE = f"""
                 SELECT ctid AS place FROM @.idle_keys WHERE queue = q.name LIMIT %(most)s) AS i LIMIT %(most)s))
         RETURNING key, limit_name)
     INSERT INTO @.key_asks (key, limit_name) SELECT DISTINCT key, limit_name FROM gone"""
-#: A trigger parks them, frees their places and asks.
+#: A trigger parks these jobs, frees their places and stores the asks.
 TAKE_BACK = """
     UPDATE @.jobs SET state = 'waiting' WHERE id IN (
         SELECT id FROM @.jobs WHERE id = ANY (%s::uuid[]) AND (state || '') = 'queued' AND limits IS NOT NULL
@@ -79,7 +79,7 @@ SLOW = """
     ON CONFLICT (key) DO UPDATE SET slow_queue = excluded.slow_queue, slow_solo = excluded.slow_solo,
         slow_until = excluded.slow_until"""
 
-#: The next names of keys in use, set or still counted: a look into an index for each.
+#: The next names of keys in use, set or still counted: one look-up in an index for each.
 NAMES = """
     SELECT name FROM (
         (WITH RECURSIVE keys AS (

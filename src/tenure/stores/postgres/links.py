@@ -15,7 +15,7 @@ EDGES_AT_ONCE = 20_000
 KNOWN = "SELECT id::text FROM @.jobs WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid)"
 
 #: Edges in the order given, after those that the child has; each parent once. An edge from a job that is stored with
-#: it needs no look: that one's row is marked already, so its end will be asked.
+#: its child needs no look: that job's row is marked already, so its end will store an ask.
 LINK = """
     WITH given AS MATERIALIZED (
         SELECT * FROM ROWS FROM (json_to_recordset(:p::json)
@@ -30,9 +30,9 @@ LINK = """
     FROM given AS g ORDER BY g.parent, g.child
     ON CONFLICT DO NOTHING RETURNING place"""
 
-#: Those that were there keep their places; of two needs the stricter holds. One that is closed is as new, if its parent
-#: has not ended as is asked now: the next look reads that one under its lock. Joined by the edge's key: where somebody
-#: has just changed an edge, it is looked at anew.
+#: Edges that were there keep their places, and the stricter need holds. A closed edge is new again if its parent
+#: has not ended as is now asked: the next look reads the parent under its lock. Joined by the edge's key: an edge that
+#: another transaction has just changed is then checked again.
 AGAIN = """
     WITH given AS MATERIALIZED (
         SELECT g.*, p.id IS NULL OR p.ended_at IS NOT NULL AS ended, coalesce((p.state || '') = 'completed', false)
@@ -90,7 +90,7 @@ def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges,
 
     def add(child: str, named: str, until: str, *, mine: bool = False) -> None:
         parent = stands.get(named, named)
-        armed = parent in new and parent == named  # another one that holds its key is not marked for that
+        armed = parent in new and parent == named  # a job that stands for it is not marked
         edge = {"child": child, "parent": parent, "until": until, "mine": mine, "armed": armed}
         if edges.setdefault((child, parent), edge)["until"] != until:
             edges[child, parent]["until"] = "completed"
@@ -133,13 +133,13 @@ def make_once(drafts: Sequence[Draft], make: str) -> Steps[set[str]]:
 
 
 def unmake(made: Set[str]) -> Steps[None]:
-    """No job of these flows is stored. The caller's transaction may go on without them."""
+    """Delete these flows again: no job of them is stored, and the caller's transaction may go on."""
     if made:
         yield UNMAKE, sorted(made)
 
 
 def suspend(ends: Iterable[tuple[Lease, Outcome]]) -> Steps[None]:
-    """What these attempts, which have just ended as suspended, wait for."""
+    """Store what these attempts, which have just ended as suspended, wait for."""
     edges, rows = Edges(), dict[str, dict[str, Any]]()
     for lease, outcome in ends:
         if isinstance(outcome, Suspended):

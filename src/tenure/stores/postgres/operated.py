@@ -37,7 +37,7 @@ LIVE_CHILD = """
       AND (SELECT true FROM @.jobs AS c WHERE c.id = e.child AND c.ended_at IS NULL LIMIT 1)
     LIMIT 1"""
 
-#: A parent whose result is needed and will not come. One that expired holds, as a dead one does.
+#: A parent whose result is needed and will not come. One that expired holds its child, as a dead one does.
 LOST = """
     SELECT e.parent::text, p.id IS NULL FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
     WHERE e.child = %s AND e.until = 'completed' AND NOT e.mine AND e.state <> 'skipped'
@@ -51,7 +51,7 @@ _GATHERED = """
     SELECT p.id::text FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent
     WHERE e.child = %s AND e.mine AND p.ended_at IS NULL LIMIT 1"""
 
-#: What a gatherer gathered and did not get: its handler gathers anew.
+#: Edges to gathered jobs that have not ended as asked: the handler gathers anew.
 DROP_UNMET = f"""
     WITH dropped AS (
         DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
@@ -60,8 +60,8 @@ DROP_UNMET = f"""
         RETURNING parent)
     INSERT INTO @.asks (item) SELECT parent FROM dropped"""
 
-#: All others are as new: the next look marks their parents, and reads them under their locks. So is one whose parent
-#: somebody has locked: it may be replayed, or go, in this moment.
+#: All other edges that are not met are new again: the next look marks their parents, and reads them under their locks.
+#: So is one whose parent is locked elsewhere: it may be replayed, or deleted, at this moment.
 REOPEN = f"""
     WITH found AS MATERIALIZED (
         SELECT e.ctid AS place, p.id IS NULL AS gone, {_MET} AND e.parent = ANY (%(locked)s::uuid[]) AS met
@@ -70,7 +70,7 @@ REOPEN = f"""
         WHEN w.state = 'skipped' OR (f.gone AND w.until = 'ended') THEN w.state WHEN f.met THEN 'closed' ELSE 'new' END
     FROM found AS f WHERE w.ctid = f.place"""
 
-#: They are needed again, and stand as they are read after this; what somebody has locked, the next look marks.
+#: The parents are needed again, and can't change after this; the next look marks those that are locked elsewhere.
 PIN = """
     UPDATE @.jobs SET linked = true WHERE id IN (
         SELECT p.id FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %s
@@ -150,7 +150,7 @@ def replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
 
 
 def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) -> NotLanded | None:
-    """What other jobs have to do with it. Found in the statements after its lock: a look that marks it waits for us."""
+    """Why other jobs prevent it. Read in statements after the lock on the job: a look that marks it waits for us."""
     child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if state is State.COMPLETED and child is not None:
         return not_replayed_for(child[0])

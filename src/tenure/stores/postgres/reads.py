@@ -54,7 +54,7 @@ UPDATES = f"""
     SELECT seen.key, {_MARK}, CASE WHEN state = 'completed' THEN result END, {listed(STATUS, id="id::text")}
     FROM json_each_text(%s::json) AS seen LEFT JOIN @.jobs AS j ON j.id = seen.key::uuid
     WHERE {_MARK} <> seen.value LIMIT %s"""
-# From the primary key alone, and the server picks: a walk over a million sends no id but those that match.
+# The server reads the primary key alone, and selects: a walk over a million jobs sends only the ids that match.
 _IDS = """
     SELECT coalesce(array_agg(id ORDER BY id DESC) FILTER (WHERE right(id, length(%s::text)) = %s), '{}'),
         min(id), count(*)
@@ -73,7 +73,7 @@ _WORKERS = f"""
     SELECT {listed(IDENTITY)}, started_at, renewed_at, expires_at, died_at, note,
         (SELECT count(*) FROM @.jobs WHERE state = 'processing' AND worker_id = w.id), memory
     FROM @.workers AS w WHERE %s OR died_at IS NULL ORDER BY started_at DESC, id DESC"""
-_BOUNDS = [str(UUID(each * 32)) for each in "0f"]  #: the first id that can be, and the last
+_BOUNDS = [str(UUID(each * 32)) for each in "0f"]  #: the lowest possible id, and the highest
 
 
 class PostgresReads(PostgresBase):
@@ -113,7 +113,7 @@ class PostgresReads(PostgresBase):
             looked = _all("SELECT * FROM @.jobs WHERE {} ORDER BY id DESC OFFSET 0", span)
         inner, *given = looked
         conditions = _conditions(where) + span
-        # Not by `id` alone: that would be the text in front.
+        # Not by `id` alone: that would be the selected text.
         sql, *values = _all(
             f"SELECT {JOB} FROM ({inner}) AS looked WHERE {{}} ORDER BY looked.id DESC LIMIT %s", conditions
         )

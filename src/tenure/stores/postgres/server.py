@@ -507,7 +507,7 @@ class Transaction:
                 self._check()
         finally:
             self._open = False
-            if self._cursors:  # the caller has kept one, and could go on with it in somebody else's transaction
+            if self._cursors:  # the caller has kept one, and could go on with it in another caller's transaction
                 self._connection.reached = True
         status = self._connection.pgconn.transaction_status
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:

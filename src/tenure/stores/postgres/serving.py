@@ -1,14 +1,15 @@
 """How places are given in PostgreSQL: to some keys at a time, in one transaction under one lock.
 
-1. The lock is waited for, and everything that follows is read in later statements: of two that give places, the second
-   sees what the first has given. Claims, outcomes and callers' transactions never take it.
+1. The transaction waits for the lock, and reads everything else in later statements: of two that give places, the
+   second sees what the first has given. Claims, outcomes and callers' transactions never take the lock.
 2. Counts of places, what was told of a key and where its jobs are parked are read by the statement that removes the
    asks: a job that has just begun is counted either as not begun, or as a begin, never as neither; and a job that has
    just been parked is either seen, or its ask is left.
-3. Candidates are locked, and no lock is waited for. Who holds one may leave it as it is, so its key is asked again.
-4. The commit is not waited for: whatever follows from it, as a claim, is in the log behind it. If the server loses the
-   end of its log, the asks are there again, and so are the jobs that were parked. Only what ends a job waits.
-5. A session that stops in this transaction is ended by the server after a while: nobody waits for a paused machine.
+3. It locks candidates without waiting. Another transaction that has one may leave it as it is: its key is asked again.
+4. It does not wait for its commit to be on disk: whatever follows from it, such as a claim, is in the log behind it. If
+   the server loses the end of its log, the asks are there again, and the jobs are parked again. Only the end of a job
+   waits for the disk.
+5. A session that stops in this transaction is ended by the server after a while: nothing waits for a paused machine.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tenure.stores.places import Candidate, Count, Lane, State, bounds_of, dues,
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import json_of
 
-_SERVING = 0x54454E56  # beside the lock of a migration
-WAIT_MS = 500  #: for the lock: whoever has it does what we would do
+_SERVING = 0x54454E56  # next to the lock of a migration
+WAIT_MS = 500  #: for the lock: its holder does what we would do
 IDLE_MS = 5_000  #: after which the server ends a session that stopped while it had the lock
 KEYS_AT_ONCE = 200  #: of one limit
 MOST_QUEUES = 1_000  #: of one key
@@ -43,7 +44,7 @@ LOCK = f"""
     SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
         set_config('lock_timeout', '{WAIT_MS}ms', true), pg_advisory_xact_lock({_SERVING}, hashtext('@.places'))"""
 
-#: Keys that were asked, then those that may have room again by themselves, or were found so by a clock set back since.
+#: Keys that were asked for, then those that may have room again by themselves: now, or before the clock was set back.
 TAKE = f"""
     WITH now AS (SELECT date_part('epoch', @now) AS at)
     SELECT a.*, now.at, {SERVED} FROM now CROSS JOIN LATERAL (
@@ -54,7 +55,7 @@ TAKE = f"""
         (SELECT key, limit_name, 'look', 0 FROM @.limit_keys WHERE due IS NOT NULL AND due_found_at > now.at
             ORDER BY due_found_at LIMIT %(most)s)) AS a"""
 
-#: The queues in which jobs are parked under a key: a look into the index for each.
+#: The queues in which jobs are parked under a key: one look-up in the index for each.
 _LANES = f"""ARRAY (
         WITH RECURSIVE lanes AS (
             (SELECT queue FROM @.jobs WHERE parked = a.key ORDER BY queue LIMIT 1)
@@ -70,7 +71,8 @@ SETTINGS = """
     LEFT JOIN @.limits AS k ON k.key AND k.name = a.key
     LEFT JOIN @.limit_keys AS s ON s.key = a.key"""
 
-#: Only a rate asks for it.
+#: Of the places of a key, only a rate needs to know how many jobs have not begun. By the state, so that a begin writes
+#: no place.
 _UNBEGUN = "(SELECT state = 'queued' FROM @.jobs WHERE id = p.job_id)"
 COUNTED = f"""
     SELECT a.key, p.held, p.unbegun, ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'begun'),
@@ -80,19 +82,19 @@ COUNTED = f"""
         SELECT count(*) AS held, count(*) FILTER (WHERE unbegun) AS unbegun FROM (
             SELECT CASE WHEN a.most IS NULL THEN {_UNBEGUN} END AS unbegun
             FROM @.places AS p WHERE key = a.key LIMIT a.most) AS counted) AS p"""
-#: Only of keys whose jobs are looked at in this transaction an ask to look is done.
+#: An ask to look is done only for keys whose jobs are looked at in this transaction.
 OPEN = f"""
     WITH told AS (
         DELETE FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what <> 'all' AND (%(looked)s OR what <> 'look')
         RETURNING key, what, at)
 {COUNTED.format(more=f", {_LANES}")}"""
 
-#: Of a key that was counted only as far as another template needs it, which gives the same key.
+#: For a key that was counted only as far as needed by another template that gives the same key.
 RECOUNT = f"""
     SELECT key, count(*), count(*) FILTER (WHERE {_UNBEGUN})
     FROM @.places AS p WHERE key = ANY (%s::text[]) GROUP BY key"""
 
-#: The first of each key, in the order of the keys; those whose lane was slow come last.
+#: The first jobs of each key, in the order of the keys; those whose lane was slow come last.
 CANDIDATES = """
     SELECT a.key, j.id::text, -j.priority, (date_part('epoch', j.due_at) * 1000)::bigint, j.queue, j.limits,
         coalesce(j.attempt = 0 AND j.expires_at < @now, false), j.solo
@@ -248,7 +250,7 @@ class Serving:
         return [row[0] for row in self._rows(ASK, list(map(list, zip(*asks, strict=True))))]
 
     def _expand(self, start: str, limit: str, seq: int) -> None:
-        """A limit has changed: each of its keys is asked."""
+        """A limit has changed: each of its keys gets an ask."""
         found = self._rows(PARKED_KEYS, (start, KEYS_AT_ONCE))
         self._again += [Ask(key, limit_of(key, keys)) for key, keys in found if key.startswith(stem(limit))]
         if len(found) == KEYS_AT_ONCE:
@@ -377,5 +379,5 @@ class Serving:
 
 
 def lock(connection: Connection, sql: Sql) -> None:
-    """Nobody else gives places until this transaction ends. Raises psycopg's LockNotAvailable after a moment."""
+    """No other transaction gives places until this one ends. Raises psycopg's LockNotAvailable after a moment."""
     connection.execute(sql(LOCK))

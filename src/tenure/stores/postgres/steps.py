@@ -80,7 +80,7 @@ END = f"""
     FROM e WHERE {UNDER_LEASE.format(lease="e")}
     RETURNING j.id::text"""
 
-#: A job asked that nothing begins under its key for a while.
+#: A job has asked that no job begins under its key for a while.
 PAUSE = """
     INSERT INTO @.key_asks (key, limit_name, what, at)
     SELECT p.key, p.name, 'pause', date_part('epoch', @now) + p.delay

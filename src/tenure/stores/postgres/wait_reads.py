@@ -25,7 +25,7 @@ WAITS = f"""
             WHERE EXISTS (SELECT FROM @.jobs WHERE flow = f.id
                 AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})))"""
 
-#: In the words of `closes`: these edges do not hold. `asked`: what is being looked at.
+#: In the words of `closes`: these edges do not hold. `asked`: what is about to be looked at.
 LOST = f"""
     WITH asked AS MATERIALIZED (SELECT item FROM @.asks LIMIT {MOST_ASKS + 1}), waiter AS MATERIALIZED (
         SELECT id, wait_for FROM @.jobs
@@ -50,7 +50,7 @@ LOST = f"""
 
 
 class PostgresWaitReads(PostgresBase):
-    """The verbs of `WaitReads` but for those that workers and supervisors live on."""
+    """The verbs of `WaitReads`, except for those that workers and supervisors depend on."""
 
     def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
         if not is_id(flow):

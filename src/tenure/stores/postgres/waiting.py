@@ -34,7 +34,7 @@ _KEYS_DUE = """CASE WHEN EXISTS (
 LOOK = f"""
     SELECT coalesce((SELECT min(protocol) FROM @.workers WHERE {_LIVES}), {PROTOCOL}), EXISTS (SELECT FROM @.asks),
         {_NEXT_DUE}, EXISTS (SELECT FROM @.key_asks), {_KEYS_DUE}"""
-#: Asks that nobody has taken, but for those that were left because of a lock.
+#: Asks that no transaction has taken, except for those that were left because of a lock.
 LEFT = f"""
     SELECT EXISTS (SELECT FROM (
         SELECT id FROM @.asks WHERE id <> ALL (%s::bigint[]) ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) AS free),
@@ -78,7 +78,7 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
         if serves:
             try:
                 given = self._locking(lambda connection: Serving(connection, self._sql).run(min(limit, MOST_SERVED)))
-            except StoreBusy:  # another one gives places for long: what was told is left
+            except StoreBusy:  # another transaction has the lock for long: the asks are left
                 busy = True
         left, due, told, keys_due = self._server.fetch(LEFT, done.left, given.left)[0]
         if _is_due(due) and not done.full:  # its row is locked: to ask at once would be a busy loop
@@ -103,7 +103,7 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
     def _signal(
         self, connection: Connection, job_id: str | None, key: str, value: str, *, replace: bool
     ) -> Answer | None:
-        # The row of the job is not locked: whichever commits last, this or its suspension, has asked it.
+        # The row of the job is not locked: whichever commits last, this or its suspension, its ask sees both.
         state = State.WAITING
         if job_id is not None:
             found = connection.execute(self._sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()

@@ -10,7 +10,7 @@ from tenure.stores.redis.server import Server
 
 
 class RedisBase:
-    """Each verb is one script, or several of which the last checks that what the first has read still holds."""
+    """Each verb is one script, or several: the last checks that what the first has read is still true."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -24,7 +24,7 @@ class RedisBase:
         return held
 
     def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
-        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        """Those in which jobs are queued, in the same order; or all, if most queues are of other workers."""
         found = self._server.call("with_jobs", int(solo), 2 * len(queues))
         if found is None:
             return queues

@@ -80,7 +80,7 @@ class RedisJobs(RedisBase):
     ) -> list[Enqueued]:
         """As in the port; but if a call with more than 200 jobs fails, some may be stored: enqueue all of it again.
 
-        Not so with links: of such a call all jobs are stored, or none.
+        A call with links stores all of its jobs, or none.
         """
         if tx is not None:
             raise StoreError(NO_TRANSACTIONS)

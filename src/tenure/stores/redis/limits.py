@@ -51,7 +51,7 @@ class RedisLimits(RedisBase):
         return Withdrawn(limit - left, asked or left < limit, more or len(lanes) == STEPS)
 
     def give(self, found: Admitted, limit: int) -> Admitted:
-        """Places to the jobs that are parked under keys, after what `admit` did for the others."""
+        """Give places to the jobs that are parked under keys, after `admit` has dealt with the others."""
         jobs = {queue: list(ids) for queue, ids in found.jobs.items()}
         cancelled, more, due = found.cancelled, True, None
         for _ in range(STEPS):

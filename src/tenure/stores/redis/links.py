@@ -1,7 +1,7 @@
 """New jobs with what they wait for, as arguments of scripts; and very many edges, a few at a time.
 
-A call that is too large for one script is staged in parts, which nobody sees. Then it is sealed, in one step: from now
-on all of it will be stored, by its caller or, where that has died, by `admit`.
+A call that is too large for one script is staged in parts, which no reader sees. Then it is sealed, in one step: from
+then on all of it will be stored, by its caller or, if that has died, by `admit`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tenure.stores.redis.drafts import MOST, MOST_BYTES, values
 from tenure.stores.redis.server import Server
 from tenure.stores.rules import check_links, flow_made, flows_made_once, no_parent, waits_for_itself
 
-ANY_END, MINE, SKIPPED = 1, 2, 4  #: the marks of an edge, beside 8 times its place
+ANY_END, MINE, SKIPPED = 1, 2, 4  #: the marks of an edge, added to 8 times its place
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED, 4: State.WAITING}
 
 
@@ -64,7 +64,7 @@ class Part:
 
 
 def parts(drafts: Sequence[Draft], needed: set[str]) -> Iterator[Part]:
-    """The jobs in their order, each with its edges; of very many edges some follow in parts of their own.
+    """The jobs in their order, each with its edges; where these are very many, some follow in parts of their own.
 
     `needed`: the parents that must be stored already, each of which is checked once.
     """
@@ -158,7 +158,7 @@ def _staged(server: Server, sent: Sequence[Part], once: Mapping[str, str]) -> li
 
 
 def tied(server: Server, lease: Lease, outcome: Outcome) -> Outcome:
-    """The outcome with no more edges than the script `end` takes; the others are stored before."""
+    """The outcome with no more edges than the script `end` takes; the others are stored first."""
     if not isinstance(outcome, Suspended) or len(outcome.after) <= MOST // 2:
         return outcome
     edges = edges_of(outcome)

@@ -1,4 +1,4 @@
-"""A script for a caller on an event loop: it waits for no connection, and for the answer on the loop."""
+"""A script for a caller on an event loop: it never waits for a connection, and waits on the loop for the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call(server: Server, name: str, values: Sequence[Any]) -> Generator[Readable
 
 
 def _ask(connection: Connection, *command: Any) -> Generator[Readable, None, Any]:
-    line = connection._get_socket()  # redis-py has no other way to wait for it beside other things
+    line = connection._get_socket()  # redis-py has no other way to wait for it together with other things
     assert line is not None, "an idle connection has a socket"
     packed = connection.pack_command(*command)
     line.settimeout(0)  # a line that accepts no more, or a part of an answer, is an error

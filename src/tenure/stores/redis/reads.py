@@ -286,7 +286,7 @@ def _few(server: Server, where: Filter) -> list[str] | None:
 
 
 def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[JobView]:
-    """The script reads the few fields that exclude a job; only the others are read in full."""
+    """The script reads the few fields that can exclude a job; only jobs that pass are read in full."""
     if where != Filter():
         wanted: dict[str, Any] = {
             "states": dict.fromkeys(where.states, True) or None,
@@ -310,7 +310,7 @@ def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[Job
 
 
 def _sifted(server: Server, sieve: str, ids: Sequence[str]) -> Iterator[list[str]]:
-    """The ids of those that can match. Each script reads so much text at most, for nothing else runs meanwhile."""
+    """The ids of those that can match. Each script reads only so much text, since nothing else runs meanwhile."""
     while ids:
         read, *found = server.call("sift", SIFTED, sieve, *ids)
         yield found

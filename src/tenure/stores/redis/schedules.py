@@ -103,7 +103,7 @@ class RedisSchedules(RedisBase):
 
     def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
         found: list[Tick] = []
-        place = 0  # those of a deleted schedule have a place, and are none that the caller knows: they are not skipped
+        place = 0  # ticks of deleted schedules have a place, but the caller knows none: `skip` does not count them
         while len(found) < limit:
             asked = min(skip + limit - len(found), MOST)
             number, bodies = self._server.call("decided", millis_at(since), millis_at(until), place, asked)

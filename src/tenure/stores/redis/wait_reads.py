@@ -17,7 +17,7 @@ _IDS = 50  #: of one script
 
 
 class RedisWaitReads(RedisBase):
-    """The verbs of `WaitReads` but for those that workers and supervisors live on."""
+    """The verbs of `WaitReads`, except for those that workers and supervisors depend on."""
 
     def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
         found: list[Member] = []

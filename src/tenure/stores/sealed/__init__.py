@@ -1,8 +1,8 @@
 """A store whose values are encrypted before it keeps them: any store, with a codec in front of it.
 
-It is the only seam: all that writes or reads values of jobs goes through a `Store`, so no code above knows of a codec,
-and no store below. What the engine finds, orders and counts by is not encrypted (values.py), so each verb does what it
-did, on the same rows.
+It is the only seam: all that writes or reads values of jobs goes through a `Store`, so neither the code above
+nor the store below knows of a codec. What the engine finds, orders and counts by is not encrypted (values.py), so each
+verb works as without a codec, on the same rows.
 
 Without a codec it is for people: it encrypts nothing, and says of each encrypted value why it can't be shown.
 """
@@ -125,7 +125,7 @@ class SealedStore:
         return self.beneath.progress(list(map(self.seal.report, reports)))
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
-        """As of any store. Raises Locked."""
+        """As in any store. Raises Locked."""
         closed = None if value is None else self.seal.close(value, "once", lease.job_id, key)
         found = self.beneath.once(lease, key, closed)
         if found is None or found.value is None:
@@ -155,7 +155,7 @@ class SealedStore:
         return self.beneath.keep([each._replace(value=self.seal.closed(each, each.value)) for each in texts])
 
     def fetch(self, text: Text) -> str:
-        """As of any store. Raises Locked."""
+        """As in any store. Raises Locked."""
         found = self.seal.opened(text._replace(value=self.beneath.fetch(text)))
         if is_sealed(found):
             raise Locked(told(text), why_sealed(found), altered=found == ALTERED)
@@ -171,7 +171,7 @@ class SealedStore:
         return list(map(self.seal.update, self.beneath.updates(seen, limit=limit)))
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """As of any store; what is encrypted is compared here, job by job, until there are `limit` or none is left."""
+        """As in any store; encrypted fields are compared here, job by job, until `limit` are found or none is left."""
         if where.text is None and not any(each.field in _HIDDEN for each in where.conditions):
             page = self.beneath.search(where, limit=limit, cursor=cursor, within=within)
             return replace(page, jobs=tuple(map(self.seal.view, page.jobs)))
@@ -179,7 +179,7 @@ class SealedStore:
         there = tuple(each for each in where.conditions if each.field not in _HIDDEN)
         rest, found = replace(where, text=None, conditions=there), list[JobView]()
         while True:
-            # At most as many as are wanted, so that the cursor stands behind the last job that was examined.
+            # At most as many as are still wanted, so that the cursor is behind the last job that was examined.
             page = self.beneath.search(rest, limit=limit - len(found), cursor=cursor, within=left)
             looked, cursor = [self.seal.view(job) for job in page.jobs], page.cursor
             found += [job for job in looked if matches(job, where)]

@@ -1,7 +1,7 @@
 """Encrypt what is stored with the first key of a codec: what another key encrypted, and what was stored without one.
 
-A walk over all jobs, newest first, a page at a time: a page is read, and those of its texts are written that are not
-yet as the first key makes them. So it can be cut anywhere and begun anew: what is done is read, and not written again.
+A walk over all jobs, newest first, a page at a time: a page is read, and those of its texts are written that the
+first key has not encrypted yet. So the walk can be stopped anywhere and started again: what is done is only read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenure.ports import EDITS, Field, Filter, JobView, Store, Text
 from tenure.stores.rules import CLEARED, json_of
 from tenure.stores.sealed.values import ONCE, Seal
 
-_JOBS = 100  #: of a page
+_JOBS = 100  #: per page
 _ALWAYS: tuple[Field, ...] = ("payload", "result", "checkpoint", "stage")  #: never the engine's own words
 
 
@@ -53,7 +53,7 @@ def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
                 continue
             elif held.value == text.value:
                 changes.append((text, new))
-            else:  # a large one: it is in memory only as long as it takes
+            else:  # a large one: written at once, so that it does not stay in memory
                 landed = store.rewrite([(text, new)])
                 written, raced = written + landed, raced + 1 - landed
         landed = store.rewrite(changes) if changes else 0
@@ -62,7 +62,7 @@ def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
 
 
 def _pages(store: Store) -> Iterator[tuple[int, list[Text]]]:
-    """How many jobs, and the texts of these; at last those that belong to no job."""
+    """Per page, how many jobs and their texts; at the end, the texts that belong to no job."""
     cursor: str | None = ""
     while cursor is not None:
         page = store.search(Filter(), limit=_JOBS, cursor=cursor or None)
@@ -85,7 +85,7 @@ def _of(store: Store, job: JobView) -> Iterator[Text]:
         yield Text("message", job.id, "", job.message)
     if EDITS in job.meta:
         yield Text("meta", job.id, "", json_of(job.meta))
-    failed = set[str]()  # of what stands beside an error, only that of a failure is text of the app's code
+    failed = set[str]()  # the errors of failed attempts: no other error is text of the app's code
     if job.attempt > (job.state is State.COMPLETED):
         for each in store.attempts(job.id):
             if each.outcome == "failed" or is_sealed(each.error):

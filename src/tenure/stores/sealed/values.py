@@ -1,4 +1,4 @@
-"""Which texts of a job are encrypted, and how each is bound to its place: its kind, and the job that it is of.
+"""Which texts of a job are encrypted, and how each is bound to its place: its kind, and the job it belongs to.
 
 Everything that an app's code writes is: arguments, results, checkpoints, errors and their tracebacks, log lines, what
 `job.once` and `jobs.once` keep, signals, progress. Names are not, since stores find and count by them: tasks, queues,
@@ -83,7 +83,7 @@ class Seal:
         return opened
 
     def _read(self, text: str, kind: Kind, owner: str, key: str = "") -> str:
-        """For a reader that may be a program, which looks at what is sealed; people see why that can't be read."""
+        """With a codec, for programs, which handle what stays sealed; without one, for people, who see why it does."""
         return self.open(text, kind, owner, key) if self.codec else self._shown(text, kind, owner, key)
 
     def _shown(self, text: str, kind: Kind, owner: str, key: str = "") -> str:
@@ -94,7 +94,7 @@ class Seal:
         return f'"{ENCRYPTED}{why_sealed(opened)}"' if is_sealed(opened) else opened
 
     def _told(self, text: str, kind: Kind, owner: str) -> str:
-        """For people: a text that is no JSON."""
+        """For people: a text that is not JSON."""
         opened = self.open(text, kind, owner)
         return f"{ENCRYPTED}{why_sealed(opened)}" if is_sealed(opened) else opened
 
@@ -107,7 +107,7 @@ class Seal:
         return Edit(self.close(edit.payload, "payload", job_id), self._meta(job_id, edit.meta))
 
     def _meta(self, job_id: str, meta: str) -> str:
-        """The names of the user as they are; the earlier arguments of the job encrypted."""
+        """The user's own entries as they are; the earlier arguments of the job encrypted."""
         if EDITS not in meta:
             return meta
         named = _decode(meta, type=dict[str, str])
@@ -169,7 +169,7 @@ class Seal:
 
     @staticmethod
     def part(text: Text) -> str:
-        """What of this text is encrypted: in most places, all of it."""
+        """The encrypted part of this text: in most places, all of it."""
         match text.place:
             case "meta":
                 return _decode(text.value, type=dict[str, str])[EDITS]

@@ -9,7 +9,7 @@ from typing import Any
 from tenure.core.clock import Clock, system_clock
 from tenure.stores.sqlite.file import DatabaseFile, fetch
 
-#: The queues with queued jobs: a look into the index or two for each of them, however many are served.
+#: The queues with queued jobs: one or two look-ups in the index for each, however many are served.
 _WITH_JOBS = """
     WITH RECURSIVE names (queue) AS (
         SELECT min(queue) FROM jobs INDEXED BY jobs_queued WHERE state = 'queued'
@@ -36,7 +36,7 @@ class SqliteBase:
         return self._file.read(lambda connection: fetch(connection, sql, bindings))
 
     def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
-        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        """Those in which jobs are queued, in the same order; or all, if most queues are of other workers."""
         most = 2 * len(queues)
         found = dict(self._fetch(_WITH_JOBS, {"solo": int(solo), "most": most + 1}))
         return queues if len(found) > most else [queue for queue in queues if found.get(queue)]

@@ -35,7 +35,7 @@ APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 TRANSACTION_SECONDS = 5.0
 BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: a caller behind a transaction that is too long gets its turn
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
-#: A thread takes over where commits take longer: its own cost, about 0.2 ms, is then a small part.
+#: Where commits take longer, a thread makes them: its own cost, about 0.2 ms, is then a small part.
 FAST_SECONDS = 0.002
 _PRAGMAS: dict[str, str | int] = {
     "synchronous": "FULL",
@@ -140,7 +140,7 @@ _inside: dict[int, Transaction] = {}  #: the last transaction of each thread tha
 class Transaction:
     """A caller's transaction on the store's own connection. It holds the file's one write lock: keep it short.
 
-    A thread ends one that is open for too long, whatever its caller is doing: nobody else can write until then. No
+    A thread ends one that is open for too long, whatever its caller is doing: nothing else can write until then. No
     `threading.Event`, as a signal's exception inside one would leave it locked.
     """
 
@@ -156,7 +156,7 @@ class Transaction:
         self.committed: list[Callable[[], None]] = []  #: called after the commit
 
     def begin(self) -> None:
-        """Under the turn, but not to its end: the next holder of the turn waits for that."""
+        """Called under the turn, which is passed on before the transaction ends: its next holder waits for that."""
         self._file._wait_for_transaction()
         self._file._transaction = _inside[self.thread] = self
         self._connection = self._file._writing_connection()
@@ -417,7 +417,7 @@ class DatabaseFile:
             )
 
     def _transaction_ended(self, seconds: float) -> bool:
-        """Under the turn: wait for the end of the transaction before."""
+        """Under the turn: wait for the end of the previous transaction."""
         before = self._transaction
         return before is None or before.wait(seconds)
 
@@ -471,7 +471,7 @@ class DatabaseFile:
         self._commit(group)
 
     def change_at_once(self, sql: str, bindings: Any = ()) -> int | None:
-        """As `change`, if that takes a moment only: no lock has to be waited for, and recent commits were fast.
+        """As `change`, but only if that is quick: there is no lock to wait for, and recent commits were fast.
 
         None: it was not executed, or refused; `change` executes it, or says why not.
         """
@@ -550,8 +550,8 @@ def _holding(lock: threading.Lock, call: Callable[[], T]) -> T:
 def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
     """A blocking lock with a time limit: the kernel wakes those that wait as soon as it is free.
 
-    SQLite's own busy handler sleeps for growing intervals: the process that has waited longest looks most rarely, and
-    starves. The kernel keeps no turns either, but a woken process has its chance at every commit of the others.
+    SQLite's own busy handler sleeps for growing intervals: the process that has waited longest checks least often, and
+    starves. The kernel keeps no order either, but a woken process has its chance at every commit of the others.
     """
     connection.set_busy_timeout(round(seconds * 1000))
     connection.setlk_timeout(round(seconds * 1000), 0)
@@ -570,7 +570,7 @@ def _left(until: float) -> float:
 
 
 def at_once(call: Callable[[apsw.Connection], T]) -> Callable[[apsw.Connection], T]:
-    """The same, whose statements see the file as it is at one moment: `file.read(at_once(step))`."""
+    """The same call, but all of its statements see the file as it is at one moment: `file.read(at_once(step))`."""
 
     def snapshot(connection: apsw.Connection) -> T:
         connection.execute("BEGIN")

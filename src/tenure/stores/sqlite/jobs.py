@@ -203,7 +203,7 @@ class SqliteJobs(SqliteBase):
             return None if found is None or found[0] is None else (found[0] - now) / 1000
 
         def step(connection: apsw.Connection) -> Promoted:
-            rows = fetch(  # in the order of the index: by id, too, all that are due at one instant would be sorted
+            rows = fetch(  # in the order of the index: ordering by id too would sort all that are due at one instant
                 connection,
                 f"UPDATE jobs SET state = iif({LIMITED}, 'waiting', 'queued'), {places.PARKED.format(due_at='NULL')} "
                 "WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
@@ -296,7 +296,7 @@ class SqliteJobs(SqliteBase):
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        if len(wants) >= MANY_QUEUES:  # the write lock is taken only if there is something, and for those queues
+        if len(wants) >= MANY_QUEUES:  # the write lock is taken only if there are jobs, and for their queues
             wants = {queue: wants[queue] for queue in self._with_jobs(list(wants), solo=solo)}
             if not wants:
                 return []

@@ -36,7 +36,7 @@ LAST = "\U0010ffff"  #: sorts behind whatever begins with the text before it
 _ASK = """
     INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM limit_keys
     WHERE key >= :start AND key < :end AND (NOT :key OR key = :name)"""
-#: One that is asked is looked at first: it may be in use again.
+#: A key that is asked for is looked at first: it may be in use again.
 _FORGET = """
     DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
         WHERE fades <= ? AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key) ORDER BY fades LIMIT ?)"""
@@ -154,7 +154,7 @@ def _view(connection: apsw.Connection, key: Key, now: float, most: int) -> KeyVi
 
 
 def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int:
-    """The keys of queues that are served again."""
+    """Ask for the keys under which queues were passed over that are served again."""
     left = limit
     for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM idle_keys"):
         if queue in served and left > 0:
@@ -170,7 +170,7 @@ def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int
 
 
 def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int) -> list[str]:
-    """The jobs whose lane does not use their places, or not while another waits for them."""
+    """Jobs with places that their lane can't use, or does not use while another lane waits for them."""
     found: dict[str, None] = {}
     waits: dict[tuple[str, Lane], bool] = {}
     for key, job_id, queue, solo, admitted_at in fetch(connection, _UNBEGUN):

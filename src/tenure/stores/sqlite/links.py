@@ -44,7 +44,7 @@ _MISSING = """
     WHERE e.child = ? AND e.until = 'completed' AND NOT e.mine AND NOT e.skipped
       AND (p.state IS NULL OR (p.state = 'cancelled' AND p.error IS NOT ?)) ORDER BY e.place LIMIT 1"""
 NOT_NEEDED = "NOT EXISTS (SELECT 1 FROM edges INDEXED BY edges_held WHERE held AND parent = jobs.id)"
-#: No job needs it, also none that was stored just now, and its own end has been told.
+#: No job needs it, not even one that was stored just now, and its own end has been dealt with.
 NOT_HELD = f"{NOT_NEEDED} AND NOT EXISTS (SELECT 1 FROM edges WHERE held AND child = jobs.id)"
 _ADD = """
     INSERT INTO edges (child, parent, place, until, mine)
@@ -124,7 +124,7 @@ def link(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence
 
 
 def add(connection: apsw.Connection, child: str, edge: Edge, *, mine: bool = False) -> None:
-    """One that is there keeps its place; of two needs the stricter holds; it opens if that has not come."""
+    """An edge that is there keeps its place, and the stricter need holds; it opens if that is not met."""
     facts = {"child": child, "parent": edge.parent, "until": edge.until}
     connection.execute(_ADD, {**facts, "mine": mine})
     if connection.changes() == 0:

@@ -21,7 +21,7 @@ from tenure.stores.places import Candidate, Count, Lane, State, dues, fades, pau
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite.file import fetch, first
 
-#: Wherever another job would be queued: `state` is set beside it.
+#: Wherever a job without limits would be queued; the statement sets `state` itself.
 PARKED = """
     parked = limits ->> '$[0][0]', due_at = iif(limits IS NULL, NULL, coalesce({due_at}, run_at)),
     wait_until = iif(limits IS NOT NULL AND attempt = 0, expires_at, NULL)"""
@@ -38,13 +38,13 @@ _SETTINGS = f"SELECT name, body FROM limits WHERE key = ? AND name IN {_NAMES}"
 _STORED = f"""
     SELECT key, limit_name, tokens, at, full_at, due, found_at, fades, slow_queue, slow_solo, slow_until
     FROM limit_keys WHERE key IN {_NAMES}"""
-#: Only a rate asks for more than the number of places.
+#: Of the places of a key, only a rate needs to know how many jobs have not begun.
 _RATED = "EXISTS (SELECT 1 FROM limits WHERE rated)"
 _UNBEGUN = f"iif({_RATED}, (SELECT state = 'queued' FROM jobs WHERE id = job_id), 0)"
 _HELD = f"""
     SELECT json_group_array(json_array(key, held, unbegun)) FROM (
         SELECT key, count(*) AS held, sum({_UNBEGUN}) AS unbegun FROM places WHERE key IN {_NAMES} GROUP BY key)"""
-#: The queues of which jobs are parked under a key: a look into the index for each.
+#: The queues of which jobs are parked under a key: one look-up in the index for each.
 _QUEUES = """
     WITH RECURSIVE names (key, queue) AS (
         SELECT asked.value, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = asked.value)
@@ -53,8 +53,7 @@ _QUEUES = """
         SELECT key, (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = key AND queue > names.queue)
         FROM names WHERE names.queue IS NOT NULL)
     SELECT json_group_array(json_array(key, queue)) FROM names WHERE queue IS NOT NULL"""
-#: The first ones of each lane, in no order. What is asked: keys, each with its queues. The answer is one row: after each
-#: row apsw waits for the interpreter's lock, which handlers of the same process may have.
+#: The first jobs of each lane, in no order, for keys, each with its queues.
 _NEXT = """
     SELECT json_group_array(json_array(parked, json_array(
         json_array(-priority, due_at), jobs.id, queue, json(limits), coalesce(attempt = 0 AND expires_at < ?, 0), solo)))
@@ -94,15 +93,22 @@ _TELL_BEGUN = f"""
         OR EXISTS (SELECT 1 FROM limits AS l WHERE l.key = 1 AND l.name = p.key AND l.rated))"""
 
 _decode_candidates = msgspec.json.Decoder(list[tuple[str, Candidate]], strict=False).decode  # 0 and 1 are its booleans
+_decode_rows = msgspec.json.Decoder(list[Any]).decode
 
 
-def text_of(connection: apsw.Connection, sql: str, bindings: Any) -> str:
+def _text(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> str:
+    """The rows of a statement that collects them as JSON in one row.
+
+    After each row apsw waits for the interpreter's lock, which the handlers of the same process may have: an admission
+    of many jobs that was read and written row by row took a quarter longer.
+    """
     (found,) = first(connection, sql, bindings) or ("[]",)
-    return found
+    return str(found)
 
 
-def rows_of(connection: apsw.Connection, sql: str, bindings: Any) -> list[Any]:
-    return msgspec.json.decode(text_of(connection, sql, bindings))
+def _rows(connection: apsw.Connection, sql: str, bindings: tuple[Any, ...]) -> list[Any]:
+    """The same, for columns that hold no fractions: SQLite writes those with 15 digits."""
+    return _decode_rows(_text(connection, sql, bindings))
 
 
 def begun(connection: apsw.Connection, job_ids: Sequence[str], at: float) -> None:
@@ -150,7 +156,7 @@ def known(connection: apsw.Connection, keys: Collection[str]) -> list[Known]:
     names = json_of(list(keys))
     rows = _settings(connection, keys, of_keys=True)
     stored = {name: tuple(rest) for name, *rest in fetch(connection, _STORED, (names,))}
-    counts = {name: Count(held, unbegun) for name, held, unbegun in rows_of(connection, _HELD, (names,))}
+    counts = {name: Count(held, unbegun) for name, held, unbegun in _rows(connection, _HELD, (names,))}
     return [Known(key, rows.get(key), stored.get(key), counts.get(key) or Count(0, 0)) for key in keys]
 
 
@@ -165,7 +171,7 @@ def _settings(connection: apsw.Connection, names: Collection[str], *, of_keys: b
 
 def queues_of(connection: apsw.Connection, keys: Collection[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {key: [] for key in keys}
-    for key, queue in rows_of(connection, _QUEUES, (json_of(list(keys)),)):
+    for key, queue in _rows(connection, _QUEUES, (json_of(list(keys)),)):
         found[key].append(queue)
     return found
 
@@ -173,13 +179,13 @@ def queues_of(connection: apsw.Connection, keys: Collection[str]) -> dict[str, l
 def next_of(
     connection: apsw.Connection, asked: Iterable[tuple[str, int, Sequence[str]]], now: int
 ) -> dict[str, list[Candidate]]:
-    """The jobs parked under keys, at least so many of each lane of these queues, in their order."""
-    alike: dict[int, list[tuple[str, Sequence[str]]]] = {}  # a LIMIT is one for all: a statement for each size
+    """The jobs parked under keys, at least this many of each lane of these queues, in their order."""
+    alike: dict[int, list[tuple[str, Sequence[str]]]] = {}  # a statement has one LIMIT: one for each size
     for key, most, queues in asked:
         alike.setdefault(1 << (most - 1).bit_length(), []).append((key, queues))
     found: dict[str, list[Candidate]] = {}
     for most, some in alike.items():
-        for key, job in _decode_candidates(text_of(connection, _NEXT, (now, json_of(some), most))):
+        for key, job in _decode_candidates(_text(connection, _NEXT, (now, json_of(some), most))):
             found.setdefault(key, []).append(job)
     return {key: sorted(jobs) for key, jobs in found.items()}
 
@@ -190,9 +196,9 @@ def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
 
 
 class Serving:
-    """One call of `admit`, in its transaction: the keys that somebody asked for, at most `limit` jobs of them.
+    """One call of `admit`, in its transaction: the keys that were asked for, at most `limit` jobs of them.
 
-    Each statement is about all of them: calls of statements are most of what a look at a key costs.
+    Each statement handles all of them: most of the cost of a look at a key is in executing statements.
     """
 
     def __init__(self, connection: apsw.Connection, now: datetime, served: Collection[str]) -> None:
@@ -202,7 +208,7 @@ class Serving:
         self._limits: dict[str, LimitRow | None] = {}
         self._states: dict[Key, State] = {}
         self._ready = set[str]()  #: the keys under which jobs are parked that could go on
-        self._admitted: list[Candidate] = []  #: written at the end: what a key has room for is known of its state
+        self._admitted: list[Candidate] = []  #: written at the end: the states of the keys count them already
         self.jobs: dict[str, list[str]] = {}
         self.cancelled = 0
 
@@ -212,7 +218,7 @@ class Serving:
             "UPDATE limit_keys SET due = NULL WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)",
             {"now": self._now},
         )
-        asks = rows_of(self._connection, _ASKS, (max(limit, 1),))
+        asks = _rows(self._connection, _ASKS, (max(limit, 1),))
         keys = [Key(*each) for each in dict(asks).items()]
         self._open(keys)
         while keys and limit > 0:
@@ -223,7 +229,7 @@ class Serving:
         self._remember()
 
     def _wants(self, keys: Iterable[Key], limit: int) -> dict[Key, int]:
-        """The next of these keys, and how many jobs are looked at of each: no more than `limit`, and a key is one."""
+        """The next of these keys, and how many jobs to look at for each: `limit` in all, where a key counts as one."""
         wants: dict[Key, int] = {}
         for key in keys:
             if limit <= 0:
@@ -267,7 +273,7 @@ class Serving:
         return looked
 
     def _open(self, keys: Iterable[Key]) -> None:
-        """Read what there is of keys, with what their jobs told since: that is written down."""
+        """Read what is stored about keys, and write down the begins and pauses that their jobs have told since."""
         new = [key for key in dict.fromkeys(keys) if key not in self._states]
         names = {key.key: key for key in new if key.key not in self._known}
         if names:
@@ -287,7 +293,7 @@ class Serving:
             self._states[key] = self._known[key.key].state(key.limit, self._limits[key.limit], self._now)
 
     def _remember(self) -> None:
-        """What was found of keys, with what has become of it in this step; most often it is what is stored."""
+        """Store what is known of keys after this step, where it differs from what is stored; most often it does not."""
         rows: list[tuple[Any, ...]] = []
         soon = dues(self._states.values(), self._ready, self._now)
         found = {key.key: state for key, state in self._states.items()}
@@ -315,6 +321,6 @@ class Serving:
             self.jobs.setdefault(job.queue, []).append(job.id)
 
     def expire(self, job_id: str) -> None:
-        """A job that is to be cancelled, as its time to begin is over."""
+        """Cancel this job if its time to begin is over."""
         self._connection.execute(EXPIRE, (self._millis, job_id))
         self.cancelled += self._connection.changes()

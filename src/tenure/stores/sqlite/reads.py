@@ -39,7 +39,7 @@ _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)
 _update = update_reader(_DECODERS)
 _NEWEST = (1 << 63) - 1
-# SQLite's lower() changes A to Z only, as our rule is.
+# SQLite's lower() changes only A to Z, which is our rule.
 _CONTAINS = {
     **{field: f"instr(lower({field}), ?) > 0" for field in ("payload", "meta", "result", "error")},
     "text": "(instr(lower(error), ?) > 0 OR instr(id, ?) > 0)",
@@ -108,7 +108,7 @@ class SqliteReads(SqliteBase):
         return frozenset(row[0] for row in self._fetch("SELECT name FROM queues WHERE paused_at IS NOT NULL"))
 
 
-# No column changes with every change of a row, so the mark has what changes. (An error comes with another count.)
+# No column changes with every change of a row, so the mark has what changes. (A new error comes with a new count.)
 UPDATES = f"""
     SELECT seen.key, coalesce(state || json_array(attempt, failures, crashes_total, run_at, started_at, ended_at,
             cancel_reason IS NULL, progress, stage, message), '{GONE}') AS mark,

@@ -81,7 +81,7 @@ def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
 
 
 def limit(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
-    """Store the keys of new jobs, and park those that are due: plain jobs have nothing of it."""
+    """Store the keys of new jobs, and park those that are due: jobs without limits cost nothing here."""
     for draft, answer in zip(drafts, answers, strict=True):
         if draft.limits and answer.created:
             connection.execute("UPDATE jobs SET limits = ? WHERE id = ?", (limits_text(draft.limits), answer.id))

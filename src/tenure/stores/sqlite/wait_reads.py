@@ -37,7 +37,7 @@ _WAITS = f"""
             SELECT 1 FROM jobs INDEXED BY jobs_flow
             WHERE flow = f.id AND flow IS NOT NULL AND state IN {links.LIVE_STATES}))"""
 
-#: What `lost_waits` leaves out: what is being looked at.
+#: What `lost_waits` leaves out: it is about to be looked at.
 _ASKED = f"SELECT item FROM asks LIMIT {MOST_ASKS + 1}"
 _WAITER = """
     SELECT wait_for, wait_for IS NULL OR EXISTS (

@@ -1,4 +1,4 @@
-"""Jobs that wait, in SQLite: the verbs of `WaitStore`. One writer at a time, so a look and what it leads to are one."""
+"""Jobs that wait, in SQLite: the verbs of `WaitStore`. With one writer at a time, a look and its writes are atomic."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (apsw's stubs leave the type of a blob open)
@@ -62,7 +62,7 @@ class SqliteWaiting(SqliteWaitReads, SqliteLimits):
         now, limited = self._now() / 1000, True
 
         def left(connection: apsw.Connection) -> tuple[bool, float | None]:
-            """Is something to be done now, and in how many seconds else?"""
+            """Is there something to do now, and if not, in how many seconds?"""
             asks, key_asks, until, due, set_back = first(connection, _LEFT, {"now": now}) or (0, 0, None, None, 0)
             times = [each for each in (until, due if limited else None) if each is not None]
             then = max(0.0, min(times) - now) if times else None
@@ -133,7 +133,7 @@ def _skip(connection: apsw.Connection, job_id: str) -> Answer | None:
 
 
 def _left_alone(parent: str) -> None:
-    """What a gatherer has that completed."""
+    """The jobs of a gatherer that has completed go on."""
 
 
 class _Admission:
@@ -146,13 +146,13 @@ class _Admission:
         self._left = 0
 
     def work(self, limit: int) -> int:
-        """Answer asks until there are none, or about `limit` edges and jobs have been looked at. What is left of it."""
+        """Answer asks until there are none, or about `limit` edges and jobs have been looked at; returns the rest."""
         self._left = limit
         due = "SELECT id FROM jobs INDEXED BY jobs_wait_until WHERE wait_until <= ? ORDER BY wait_until LIMIT ?"
         for (job_id,) in fetch(self._connection, due, (self._now, limit)):
             self._look(job_id)
             self.keys.expire(job_id)
-            self._connection.execute(  # it waits for jobs still
+            self._connection.execute(  # it still waits for jobs
                 "UPDATE jobs SET wait_for = NULL, wait_until = NULL WHERE id = ? AND wait_until IS NOT NULL", (job_id,)
             )
         asks = fetch(self._connection, "SELECT seq, item, part, past FROM asks ORDER BY seq LIMIT ?", (limit,))
@@ -182,7 +182,7 @@ class _Admission:
             return None if self._look(item) else (0, "")
         if state in ENDED:
             return self._tell(item, state, found[1], part, past)
-        self._connection.execute(  # its end will be told: it may gather jobs
+        self._connection.execute(  # so that its end is noticed: it may gather jobs
             "UPDATE jobs SET linked = 1 WHERE id = ?1 AND EXISTS (SELECT 1 FROM edges WHERE child = ?1)", (item,)
         )
         return None
@@ -232,7 +232,7 @@ class _Admission:
         return False
 
     def _parent_gone(self, parent: str, child: str, until: Any) -> None:
-        """It was deleted after this edge was armed: a release that knows no edges, or SQL, did that."""
+        """The parent was deleted after this edge was armed, by SQL or by a release that knows no edges."""
         if not self._close(child, [(parent, until, None, None)]) and not self._waits(child):
             self._let_go(child)
 
@@ -264,7 +264,7 @@ class _Admission:
     # ── a job that has ended ──
 
     def _tell(self, job_id: str, state: State, error: str | None, part: int, past: str) -> tuple[int, str] | None:
-        """Those that wait for it look, those that it gathers end, and nothing is kept for it."""
+        """An ended job: its children are looked at, what it still gathers ends, and no job is kept for it any more."""
 
         def child(child: str, until: Any) -> None:
             match closes(until, state, error):

@@ -1,4 +1,4 @@
-"""Writes that wait for their turn, and their commit: all that wait in one transaction."""
+"""Writes that wait for their turn, and their commit: all that wait share one transaction."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (apsw's stubs leave the type of a blob open)

@@ -79,7 +79,7 @@ def explain_job(caller: Reader, id: JobId) -> models.Explained:  # noqa: A002
 def show_stack(caller: Operator, id: JobId) -> models.JobStack:  # noqa: A002
     """Where the code of a running job is: its worker is asked, and answers within about a second.
 
-    After five seconds without an answer `state` is `silent`, and `says` has why that may be.
+    After five seconds without an answer `state` is `silent`, and `says` tells why that may be.
     """
     caller.admin.jobs.ask_for_stack(str(id))
     found = caller.admin.jobs.stack(str(id), within=PATIENCE_SECONDS + 0.5)

@@ -1,6 +1,6 @@
 """Limits: what holds, their keys and the jobs that have the places; set, reset, pause, resume.
 
-Names stand in the query or the body: a key is made of arguments, so it may have any character, also a slash.
+Names are passed in the query or the body: a key is made of arguments, so it may have any character, also a slash.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def get_key(caller: Reader, name: Annotated[models.LimitName, Query()]) -> model
 
 @router.post("/set", responses=can(404))
 def set_limit(caller: Operator, to: models.SetLimit) -> models.Holds:
-    """Let this hold for a key, or a limit, in place of what is declared, also after a deploy."""
+    """Replace the declared bounds of a key, or a limit, also after a deploy."""
     bounds = caller.admin.limits.set(to.name, concurrency=to.concurrency, rate=to.rate, burst=to.burst)
     caller.site.acted()
     return models.Holds(changed=True, bounds=models.Allowed.of(bounds))
@@ -67,7 +67,7 @@ def set_limit(caller: Operator, to: models.SetLimit) -> models.Holds:
 
 @router.post("/reset", responses=can(404))
 def reset_limit(caller: Operator, what: models.Named) -> models.Holds:
-    """Let hold again what is declared."""
+    """Restore the declared bounds."""
     changed = caller.admin.limits.reset(what.name)
     caller.site.acted()
     return models.Holds(changed=changed, bounds=models.Allowed.of(caller.admin.limits.bounds(what.name)))

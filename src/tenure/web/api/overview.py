@@ -48,7 +48,7 @@ def stats(site: Site) -> models.Stats:
 def get_queues(caller: Reader) -> models.Queues:
     """All queues that have live jobs, or are paused, and how their backlogs change.
 
-    A change is measured between two requests, or looks of pages, that are at least ten seconds apart.
+    A change is measured between two requests, or reads by pages, that are at least ten seconds apart.
     """
     site = caller.site
     pauses = site.memo.get("pauses", site.admin.queues.pauses, fresh=0.5)
@@ -61,7 +61,7 @@ def pause_queue(
     caller: Operator,
     name: NameOf,
     how: Annotated[models.PauseQueue | None, Body()] = None,
-    unchecked: Annotated[bool, Query(description="Also a queue that nothing in the store has yet.")] = False,
+    unchecked: Annotated[bool, Query(description="Also a queue that no job, worker or schedule has yet.")] = False,
 ) -> Changed:
     """No job of this queue starts until it is resumed; running jobs continue."""
     if not unchecked:

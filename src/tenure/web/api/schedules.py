@@ -68,7 +68,7 @@ def get_ticks(
 ) -> models.Ticks:
     """What became of the ticks of all schedules: runs in progress, then those decided last first.
 
-    A run is decided when it is fired, a missed tick when that is found."""
+    A run is decided when it is fired, a missed tick when it is found."""
     sees, schedules, now = caller.user.payloads, caller.admin.schedules, caller.admin.now()
     only = frozenset(status or ())
     found = schedules.happened(since or now - timedelta(days=1), until or now, limit=limit, cursor=cursor, only=only)

@@ -22,8 +22,8 @@ class Flow(Model):
     name: str
     created_at: At
     state: Stands = Field(
-        description="`waiting`: all its live jobs wait; `held`: and one is dead. `dead`, `cancelled`: all have ended, "
-        "one of them so."
+        description="`waiting`: all its live jobs wait; `held`: they wait, and a job is dead. `dead`, `cancelled`: all "
+        "have ended, at least one of them so."
     )
     total: int = Field(description="How many jobs it has.")
     progress: float = Field(description="0 to 1: the share that has ended in any way; a replay lowers it.")
@@ -46,7 +46,7 @@ class Step(Model):
 
     number: int
     task: str
-    level: int = Field(description="How many steps are before it, on the longest way.")
+    level: int = Field(description="How many steps are before it, on the longest path.")
     total: int
     counts: Counts
     jobs: list[UUID] = Field(description="The first five; dead and running ones before others.")
@@ -74,7 +74,7 @@ class FlowDetail(Flow):
     arrows: list[Arrow]
     held: list[UUID] = Field(description="Dead jobs of it for which others wait; at most fifty.")
     complete: bool = Field(description="false: it has more than 10,000 jobs or 30,000 edges, the rest is left out.")
-    folded: bool = Field(description="There were more than 200 steps: jobs of a task are one, wherever they stand.")
+    folded: bool = Field(description="There were more than 200 steps: jobs of a task are one, wherever they are.")
 
     @classmethod
     def detailed(cls, found: flows.FlowDetail) -> Self:

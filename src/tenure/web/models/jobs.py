@@ -366,7 +366,7 @@ class BulkAction(BulkCount):
         None,
         ge=1,
         le=MOST_A_MINUTE,
-        description="To replay so many a minute: the jobs are due one after another. null: all at once.",
+        description="To replay this many a minute: the jobs are due one after another. null: all at once.",
     )
 
 

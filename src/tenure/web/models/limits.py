@@ -33,7 +33,7 @@ class Rate(Model):
 class Allowed(Model):
     """What a limit allows. Null: any number."""
 
-    concurrency: int | None = Field(description="So many at a time.")
+    concurrency: int | None = Field(description="At most this many at a time.")
     rate: Rate | None
 
     @classmethod
@@ -77,7 +77,7 @@ class Limit(Model):
     pause: Pause | None
     source: str = Field(description="The module of the app that declares it.")
     release: str
-    retired_at: At | None = Field(description="When an app stopped to declare it: it limits nothing.")
+    retired_at: At | None = Field(description="When an app stopped declaring it: it limits nothing.")
     sum: Sum
 
     @classmethod
@@ -98,8 +98,8 @@ class Limit(Model):
 class Limits(Model):
     limits: list[Limit]
     complete: bool = Field(
-        description="false: there are many keys. Counted are the first 2,000 by name, and those of the jobs that have "
-        "waited longest."
+        description="false: there are many keys. Only the first 2,000 by name, and those of the jobs that have "
+        "waited longest, are counted."
     )
 
 
@@ -175,15 +175,15 @@ class Named(Model):
 
 
 class SetLimit(Named):
-    """What is not given stays."""
+    """Bounds that are not given stay."""
 
     concurrency: int | None = Field(None, ge=1, le=1_000_000)
-    rate: str | None = Field(None, description="At most so many begin in a period.", examples=["100/1m"], max_length=50)
-    burst: int | None = Field(None, ge=1, le=1_000_000_000, description="At most so many of the rate at once.")
+    rate: str | None = Field(None, description="At most n begin in a period.", examples=["100/1m"], max_length=50)
+    burst: int | None = Field(None, ge=1, le=1_000_000_000, description="At most this many of the rate at once.")
 
 
 class PauseLimit(Named):
-    length: Length | None = Field(None, alias="for", description="For so long; default: until it is resumed.")
+    length: Length | None = Field(None, alias="for", description="For this long; default: until it is resumed.")
     why: Words = Field("", description="The reason, shown while it is paused.")
 
 

@@ -187,7 +187,7 @@ class Trouble(Model):
     subject: str = Field(description="The schedule, task, queue, limit or key that it is about.")
     says: str
     fix: str = Field(description="What to do about it: a command, or a change of the code. Empty: read `says`.")
-    cause: str = Field(description="`kind:subject` of the problem that causes it; empty: none that is known.")
+    cause: str = Field(description="`kind:subject` of the problem that causes it; empty: none is known.")
     jobs: list[UUID] = Field(description="Some of the jobs that it is about.")
 
 

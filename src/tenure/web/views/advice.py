@@ -110,9 +110,9 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "slots-held": ("worker whose slots are held", "workers whose slots are held"),
     "admission-held": ("release whose workers hold up all waiting jobs", "releases whose workers hold up waiting jobs"),
     "flow-held": ("task whose dead letters hold other jobs", "tasks whose dead letters hold other jobs"),
-    "waits-long": ("task whose jobs have waited for long", "tasks whose jobs have waited for long"),
+    "waits-long": ("task whose jobs have waited too long", "tasks whose jobs have waited too long"),
     "duty-late": ("late duty", "late duties"),
-    "wait-lost": ("task whose jobs waited for nothing", "tasks whose jobs waited for nothing"),
+    "wait-lost": ("task whose jobs waited in vain", "tasks whose jobs waited in vain"),
     "stuck-jobs": ("task with jobs that hang", "tasks with jobs that hang"),
     "too-long": ("run that takes too long", "runs that take too long"),
     "arguments-misfit": ("task whose arguments fit no code", "tasks whose arguments fit no code"),
@@ -162,7 +162,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "limit-paused":
             return "A limit is paused, and its jobs wait", "Resume it, if the reason for the pause is gone.", limit
         case "limit-behind":
-            return "Jobs have waited for a place for long", "See which jobs have the places, and allow more.", limit
+            return "Jobs have waited too long for a place", "See which jobs have the places, and allow more.", limit
         case "no-worker" if problem.task or subject.startswith("task "):
             return "No worker knows a task", "Deploy the code that has it, or cancel its jobs.", its_jobs
         case "no-worker":
@@ -174,8 +174,8 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
             do = "Restart that process if its duty stays late."
             return "A duty of the maintenance is late", do, Link("Workers", "/workers")
         case "wait-lost":
-            do = "It was asked for again. Unless a program of an older release runs, report it with its logs."
-            return "A job waited for nothing", do, job
+            do = "It goes on now. Unless a program of an older release runs, report this with its logs."
+            return "A job waited in vain", do, job
         case "stuck-jobs":
             return (
                 "A job takes many times as long as usual",
@@ -202,7 +202,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
             do = "Remove the cause of its error, then replay it; or let the jobs that wait for it go on without it."
             return "A dead letter holds other jobs", do, job
         case "waits-long":
-            return "Jobs have waited for long", "Open one: it says what it waits for, and what to do.", job
+            return "Jobs have waited too long", "Open one: it says what it waits for, and what to do.", job
         case "failures":
             return "A schedule is failing", "Read its last error, and fix the cause.", schedule
         case "queue-age":

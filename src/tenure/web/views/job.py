@@ -387,7 +387,7 @@ def _json(text: str) -> object:
 
 
 def _at_field(read: list[Editable], said: str) -> tuple[list[Editable], str]:
-    """Puts the message at the argument that it names, else above all arguments."""
+    """Puts the message at the argument that it names, else above the arguments."""
     named = re.match(r"[^:\s]+\.(\w+): ", said)
     if named and any(each.name == named[1] for each in read):
         return [each._replace(problem=said) if each.name == named[1] else each for each in read], ""

@@ -17,7 +17,7 @@ from tenure.web.site import light
 SIZE = 10  #: limits, and keys, in full; the others are folded
 FOLDED = 200  #: the most that are listed there
 _HOLDERS = 3  #: of a key in the list
-_COUNTED = 10_000  #: waiting jobs; of more it is not known how many
+_COUNTED = 10_000  #: waiting jobs: beyond this their number is not known
 _LONGEST = 200
 
 
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     """A key in a list."""
 
     key: KeyView
-    share: float | None  #: of its places that are held; None: it has as many as wanted
+    share: float | None  #: of its places that are held; None: their number is not limited
     holders: Sequence[JobView]
     oldest: datetime | None  #: since when the oldest waits for it
     token: Token | None
@@ -126,7 +126,7 @@ def _token(key: KeyView, now: datetime) -> Token | None:
     if key.tokens is None or key.bounds.rate is None:
         return None
     left = 0.0 if key.paused_until is not None or key.next_token is None else key.next_token
-    at = (now + timedelta(seconds=left)).replace(microsecond=0) if left >= 1 else None  # a moment that stands still
+    at = (now + timedelta(seconds=left)).replace(microsecond=0) if left >= 1 else None  # the same at each read
     return Token(max(int(key.tokens), 0), key.bounds.rate.burst, 0 < left < 1, at)
 
 

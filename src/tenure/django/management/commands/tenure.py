@@ -67,10 +67,10 @@ def _own(argv: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _exported(*, secrets: bool) -> Generator[None]:
-    """Pass the project's settings on, to commands that don't import it and to the supervisor that this one becomes.
+    """Pass the project's settings on to commands that don't import it, and to the supervisor that this process becomes.
 
-    Workers read them from the project themselves. Secrets are not passed to their process, whose environment every
-    program inherits that a handler starts.
+    Workers read them from the project themselves. Secrets are not passed to their processes: every program that a
+    handler starts inherits the environment.
     """
     given, settings = jobs.home.settings, jobs.settings
     rows = [row for row in SETTINGS if row.name in given and (secrets or not row.secret)]

@@ -27,7 +27,8 @@ local function lapse(id, j)
   end
 end
 
--- A waiting job: admit it if it waits for nothing any more. A signal for which it need not wait is over before its edges.
+-- A waiting job: admit it if it waits for nothing any more. If its signal is there, or its time is over, but edges are
+-- open, it waits for those alone.
 local function let(id, j)
   if j.parked then return lapse(id, j) end
   local f = redis.call('HMGET', job(id), 'wait_for', 'wait_until', 'enqueued_at', 'expires_at')
@@ -78,7 +79,7 @@ local function look(id, j, from)
   let(id, j)
 end
 
--- An ended job: those that wait for it look, those that it gathers end, and nothing is kept for it.
+-- An ended job: its children are looked at, what it still gathers ends, and no job is kept for it any more.
 local function tell(id, j, from)
   local pins, parents, error = ns .. 'pins:' .. id, ns .. 'parents:' .. id, redis.call('HGET', job(id), 'error')
   local phase, at = (from or 'children'):match('^(%a+):?(.*)$')
@@ -134,8 +135,8 @@ local function answer(what, from)
   if j and ENDED[j.state] then return tell(what, j, from and from:match('^%a') and from) end
 end
 
--- What ended unseen: older code stores no asks. After its workers are gone every waiting job looks again, 100 a step;
--- and at all times 100 in ten seconds do, for clients that are no workers.
+-- For ends that went unnoticed: older code stores no asks. Once its workers are gone, every waiting job is looked at
+-- again, 100 a step; and always 100 in ten seconds, because clients may run older code too.
 local walk = ns .. 'walk'
 local function look_again()
   local f = redis.call('HMGET', walk, 'hurry', 'at', 'stepped_at')

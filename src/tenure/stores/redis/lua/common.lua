@@ -14,13 +14,13 @@ local rings = {}
 local function ring(kind, queue) rings[kind .. ' ' .. queue] = {kind, queue} end
 
 -- What `admit` has to look at: a job, a shared signal, or the edges of a job that is gone (admit.lua). An ask that is
--- left already is answered later, so what it sees then includes this one.
+-- already there has yet to be answered, so it covers this one too.
 local function ask(what)
   redis.call('ZADD', ns .. 'asks', 'NX', now, what)
   ring('due', '')
 end
 
--- The same from the beginning: of an answer that was given in part, what was seen of the job no longer holds.
+-- The same, but answered from the beginning: what a partial answer has seen of the job is no longer true.
 local function ask_anew(id)
   redis.call('HDEL', ns .. 'asked', id)
   ask(id)
@@ -36,10 +36,10 @@ local function read(id)
           parked = f[11]}
 end
 
--- What becomes of jobs with limits, made when a script meets the first one. `text`: the keys of a job, as JSON of
+-- The functions for jobs with limits, made when a script meets the first one. `text`: the keys of a job, as JSON of
 -- {key, limit} each. Only these take and free places, so that none is lost: a job is parked under one of its keys while
--- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them). `lane`: those that
--- are claimed one after another, of a queue, or of the suspects and isolated jobs of a queue.
+-- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them). `lane`: jobs that
+-- are claimed one after another, those of a queue, or the suspects and isolated jobs of a queue.
 local of_limits
 local function limited()
   if of_limits then return of_limits end
@@ -53,7 +53,7 @@ local function limited()
     return found
   end
 
-  -- The key has something to do for `give`, after those that were asked before. `quietly`: the caller looks itself.
+  -- `give` has to look at this key, after those asked for before. `quietly`: the caller looks itself.
   local function look(key, quietly)
     if not quietly then ring('due', '') end
     if looked[key] then return end
@@ -61,7 +61,7 @@ local function limited()
     redis.call('ZADD', ns .. 'key_asks', 'NX', redis.call('HINCRBY', ns .. 'walk', 'key_asks', 1), key)
   end
 
-  -- It is looked at now.
+  -- The key is looked at now.
   local function answer(key)
     looked[key] = nil
     redis.call('ZREM', ns .. 'key_asks', key)
@@ -107,7 +107,7 @@ local function limited()
     if redis.call('EXISTS', lot(key, lane)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lane) end
   end
 
-  -- By the name of a key of Redis: what goes to it, or from it, in one command for many jobs.
+  -- Collect, by key of Redis, what one command adds to it or removes from it for many jobs.
   local function gather(into, name, ...)
     local some = into[name] or {}
     into[name] = some
@@ -118,7 +118,7 @@ local function limited()
     for name, some in pairs(names) do redis.call(command, name, unpack(some)) end
   end
 
-  -- Has it a rate, or its limit? Then begins are told.
+  -- Does the key have a rate, or its limit? Then begins are recorded.
   local function is_rated(key, limit)
     if rated[limit] == nil then rated[limit] = redis.call('SISMEMBER', ns .. 'rated', limit) == 1 end
     if any_rated_key == nil then any_rated_key = redis.call('EXISTS', ns .. 'rated_keys') == 1 end
@@ -135,7 +135,7 @@ local function limited()
         gather(begun, ns .. 'unbegun:' .. key, id)
         if is_rated(key, each[2]) then
           redis.call('RPUSH', ns .. 'begun:' .. key, now)
-          look(key, true) -- nothing more has room now
+          look(key, true) -- a begin makes no room
         end
       end
       gather(late, ns .. 'unbegun_of:' .. jobs[n + 1], id)
@@ -222,7 +222,7 @@ local function leave(id, j)
       wake(id)
       if j.parked then
         limited().unpark(id, j.parked, limited().lane_of(j.queue, j.solo))
-        if not j.admitted then limited().look(j.parked) end -- it may be the last that had to be known of its key
+        if not j.admitted then limited().look(j.parked) end -- it may have been the last reason to keep its key
         j.parked = nil
       end
     end

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- processing → the state that `decide` gave, under the lease. ARGV: a worker to declare dead in the same step, or
 -- nothing; its note then, or nothing to keep the one it has; then per end, as JSON: the lease, the charges the decision
--- is based on, the decision, of a job that is suspended what it waits for, and the key that it pauses. Returns per end: 1
+-- is based on, the decision, what a suspended job waits for, and the key that the job pauses. Returns per end: 1
 -- if it landed; 0 if not, or if its charges have changed and need a new decision. With a worker, either all ends land and are all its leases, or none lands.
 local function suspend(e)
   for _, edge in ipairs(e.after or {}) do tie(e.id, edge[1], edge[2]) end
@@ -15,7 +15,7 @@ local function suspend(e)
   end
 end
 
--- No job of a key is admitted until then: `give` writes it down with what operators have set for the key.
+-- For this long no job of a key is admitted: `give` stores the pause with what operators have set for the key.
 local function pause(key, limit, delay)
   limited().know(key, limit)
   local name, til = ns .. 'key:' .. key, (now + delay) / 1000

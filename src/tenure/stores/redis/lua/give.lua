@@ -17,7 +17,7 @@ local function row(of, name)
   return rows[of][name]
 end
 
--- A job has paused its key. The end of the text is changed, and no number is written anew but these.
+-- A job has paused its key. Only the end of the text is replaced, so that no other number is encoded again.
 local function write_pause(key, limit, til)
   local mine = row('key_limits', key)
   if (field(mine, 'paused_until') or 0) >= til then return end
@@ -30,7 +30,7 @@ local function write_pause(key, limit, til)
   rows.key_limits[key] = nil
 end
 
--- What is known of a key, with what it was told written down, and the places that this step has given.
+-- What is known of a key, once its begins and pauses are written down, and the places that this step has given.
 local known = {}
 local function known_of(key, limit)
   if known[key] then return known[key] end
@@ -52,7 +52,7 @@ local function known_of(key, limit)
   return known[key]
 end
 
--- The state of a key for the jobs that have it of this limit: two may give the same key, as one that was renamed does.
+-- The state of a key for the jobs that have it from this limit: two limits may give the same key, as after a renaming.
 local function opened(key, limit)
   local count = known_of(key, limit)
   if count.states[limit] then return count.states[limit] end
@@ -125,7 +125,7 @@ local function go_on(key, limit, id, lane)
     'due_at', 'wait_until')
   local queue, solo = f[3], f[8] == '1'
   if f[1] ~= 'waiting' or f[2] ~= key then return 'gone' end -- older code has ended it
-  if keys.lane_of(queue, solo) ~= lane then -- it was parked in another lane than its own: it is lost in none
+  if keys.lane_of(queue, solo) ~= lane then -- it was parked in a lane that is not its own, but is not lost
     keys.unpark(id, key, lane)
     keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, key, limit, tonumber(f[9]))
     return 'left'
@@ -152,14 +152,14 @@ local function go_on(key, limit, id, lane)
   return 'gone'
 end
 
--- The jobs that have left a lot.
+-- Remove from a lot the jobs that have left it.
 local function close(lot)
   if #lot.gone == 0 then return end
   redis.call('ZREM', lot.key, unpack(lot.gone))
   lot.gone = {}
 end
 
--- The first one of a lot, behind those that stay. Whichever goes on leaves it, so that the next ones come first then.
+-- The first job of a lot, behind those that stay. A job that goes on leaves the lot, so the next one is then the first.
 local function head(lot)
   if lot.at > #lot.some then
     close(lot)
@@ -226,7 +226,7 @@ local function serve(key)
   end
 end
 
--- Nothing has to be known of a key that nobody uses, once its bucket is full and its pause has passed.
+-- Nothing has to be kept about a key that no job uses, once its bucket is full and its pause has passed.
 local function forget_unused(key, count)
   if count.held > 0 then return end
   local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
@@ -250,7 +250,7 @@ local function forget_unused(key, count)
   end
 end
 
--- Of a limit that was changed, each key that it may give has something to do.
+-- A limit was changed: each key that it may give has to be looked at.
 local function look_at_keys_of(limit)
   local from, stem = redis.call('HGET', ns .. 'limit_asked', limit), limit:match('^[^{]*')
   local some = redis.call('ZRANGEBYLEX', ns .. 'keys', from and '(' .. from or '[' .. stem, '[' .. stem .. '\255', 'LIMIT', 0, 200)
@@ -260,8 +260,8 @@ local function look_at_keys_of(limit)
   redis.call('ZREM', ns .. 'limit_asks', limit)
 end
 
--- What was begun or ended unseen: older code knows nothing of places. 100 a step after its workers are gone; and at all
--- times 100 in ten seconds, for clients that are no workers.
+-- For begins and ends that went unnoticed: older code knows nothing of places. Once its workers are gone, 100 places a
+-- step are looked at; and always 100 in ten seconds, because clients may run older code too.
 local walk = ns .. 'walk'
 local function look_at_places()
   local f = redis.call('HMGET', walk, 'places_hurry', 'places_at', 'places_stepped_at')
@@ -289,7 +289,7 @@ look_at_places()
 local limit = redis.call('ZRANGE', ns .. 'limit_asks', 0, 0)[1]
 if limit then look_at_keys_of(limit) end
 local due = redis.call('ZRANGEBYSCORE', ns .. 'key_dues', '-inf', now, 'LIMIT', 0, 100)
--- Found at a later time: the clock was set back, and it is not known when there will be room.
+-- Found at a time still to come: the clock was set back, and it is not known when there will be room.
 local later = redis.call('ZRANGEBYSCORE', ns .. 'key_found', '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, 100)
 for _, some in ipairs({due, later}) do
   for _, key in ipairs(some) do

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- What a worker holds of these jobs. ARGV: worker, then ids. Returns per job the same as `lost`.
+-- The leases of a worker on these jobs. ARGV: worker, then ids. Returns per job the same as `lost`.
 local answers = {}
 for n = 2, #ARGV do
   if redis.call('HEXISTS', ns .. 'processing:' .. ARGV[1], ARGV[n]) == 1 then

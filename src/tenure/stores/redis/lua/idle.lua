@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- What `give` has to look at again: the keys under which a queue was passed over that is served now, and those that
--- nobody uses and whose buckets are full now. ARGV: how many keys. Returns whether a queue is served again, and whether
+-- no job uses and whose buckets are full now. ARGV: how many keys. Returns whether a queue is served again, and whether
 -- there are more.
 local room, asked, keys = tonumber(ARGV[1]), 0, limited()
 for _, queue in ipairs(redis.call('SMEMBERS', ns .. 'idle')) do

@@ -7,7 +7,7 @@ local function field(row, name)
   return value ~= cjson.null and value or nil
 end
 
--- What is set for a key, for its limit, or declared, in this order, each by itself.
+-- The bounds of a key: each as it is set for the key, else as set for its limit, else as declared.
 local function bounds_of(limit, key)
   local bounds = {}
   if not limit or field(limit, 'retired_at') then return bounds end
@@ -22,10 +22,10 @@ local function paused_until(limit, key)
   return til > second and til or nil
 end
 
--- A rate: at most so many begins, in so many seconds, so many of them at once.
+-- A rate: how many begins at most, in how many seconds, and how many of them at once.
 local function refill(rate) return (rate[1] + 1 - rate[3]) / rate[2] end
 
--- What is told as later than now by less came after it; by more: the clock was set back.
+-- Seconds: a time that is ahead of now by less than this is really later; by more, the clock was set back.
 local later = 10
 
 local function refilled(bucket, rate, at)
@@ -69,7 +69,7 @@ end
 -- The queue of a lane.
 local function queue_of(lane) return lane:match('^%Z*') end
 
--- Is this queue not paused, and has it a live worker? The newest are looked at first: they live most often.
+-- Is this queue not paused, and does a live worker serve it? The newest are looked at first: most of them are alive.
 local served_now = {}
 local function served(queue)
   if served_now[queue] ~= nil then return served_now[queue] end

@@ -1,7 +1,7 @@
 #!lua flags=no-writes
--- Jobs that wait for what has happened, and of which no ask is left. ARGV: the error of a job that expired, how many asks
--- are too many, ids. Returns how many of the ids it has looked at; then of each job that it found its id, and the jobs
--- before it whose end was not noticed. Of each job it looks at 200 open edges, and at about as many in all.
+-- Jobs that wait for what has already happened, with no ask left. ARGV: the error of a job that expired, how many asks
+-- are too many, ids. Returns how many of the ids it has looked at; then, per job that it found, its id and the parents
+-- whose end was not noticed. Of each job it looks at 200 open edges, and at about as many in all.
 local expired, room, found = ARGV[1], 200, {#ARGV - 2}
 local asks = ns .. 'asks'
 -- After workers of an older release, which store no asks, every waiting job is asked for (admit.lua).

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- What a worker holds of these jobs. ARGV: worker, bytes, then per job its id and the attempt that the caller knows
+-- The leases of a worker on these jobs. ARGV: worker, bytes, then per job its id and the attempt that the caller knows
 -- (empty: none). It ends with the job that reaches the bytes. Returns how many it looked at, and per lease: id, attempt,
 -- the reason of a requested cancel, and for one that the caller does not know the rest of what `claim` returns.
 local answers, room = {0}, tonumber(ARGV[2])

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- Delete ended jobs that were kept for long enough; those that others need stay, and are asked whether they still do.
+-- Delete ended jobs that were kept for long enough; those that others need stay, with an ask to check if they still do.
 -- ARGV: state, milliseconds to keep, how many to examine. It goes on behind those that it left the last time, and begins
 -- again after the last. Returns how many it examined, how many it deleted, and whether there are more.
 local key, cursor = ns .. ARGV[1], ns .. 'pruned'
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[2]))
--- From which end on, and how many with just that end are left.
+-- The time of end to go on from, and how many jobs that ended just then to pass over.
 local from, left = (redis.call('HGET', cursor, ARGV[1]) or '-inf 0'):match('^(%S+) (%d+)$')
 left = tonumber(left)
 local old = redis.call('ZRANGEBYSCORE', key, from, before, 'WITHSCORES', 'LIMIT', left, ARGV[3])

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Put texts in the place of others. ARGV: per text its place, owner, key, what it is, and the new one. Returns how many
--- were still that.
+-- Put texts in the place of others. ARGV: per text its place, owner, key, the old text, and the new one. Returns how
+-- many old ones were still there.
 local function put(key, field, before, old, new)
   if redis.call('HGET', key, field) ~= before .. old then return 0 end
   redis.call('HSET', key, field, before .. new)

@@ -10,8 +10,8 @@ local SHORT = {
 }
 local parts = where.parts or {}
 
--- The fields to read, no more than the filter asks for: a look at many jobs costs what it reads. Texts may be long, so
--- they are read of those that meet the rest; at once, if hardly any job fails that.
+-- The fields to read, no more than the filter asks for: the cost of looking at many jobs is what is read of them. Texts
+-- may be long, so they are read only of jobs that meet the rest; at once, if hardly any job fails that.
 local short, texts, at, is_selective = {'state'}, {}, {state = 1}, where.ended or where.ended_til
 for name, field in pairs(SHORT) do
   if where[name] and not at[field] then
@@ -53,7 +53,7 @@ local function can_match(f, id)
     and enqueued_in_time(f[at.enqueued_at]) and ended_in_time(f[1], id)
 end
 
--- Whether each part stands in its text; A to Z in either case. The parts are in lower case.
+-- Is each part in its text? A to Z match in either case. The parts are in lower case.
 local function contains(read, id)
   for n, field in ipairs(texts) do
     texts_read[n] = (read[before + n] or field == 'result' and 'null' or ''):lower()

@@ -1,6 +1,7 @@
 #!lua
 -- Store a signal. ARGV: the job (empty: to all that wait for it), key, value, whether it replaces one. Returns nothing
--- (no such job), the job's state; or its state and the time of the signal that stands; or its state alone in a list.
+-- (no such job); the job's state; its state and the time of an earlier signal, which stays; or, if it has ended, its
+-- state alone in a list.
 local id, key, kept = ARGV[1], ARGV[2], ns .. 'shared'
 local state = 'waiting'
 if id ~= '' then

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- The jobs that wait for this one go on without it, and those that waited, when they are replayed. ARGV: its
--- id, the last child before (empty: none). Returns nothing (no such job), or its state; and the last child, if there
--- are more.
+-- The jobs that wait for this one go on without it; those that have waited do so when they are replayed. ARGV: its id,
+-- the last child before (empty: none). Returns nothing (no such job), or its state; and the last child, if there are
+-- more.
 local id = ARGV[1]
 local state = redis.call('HGET', job(id), 'state')
 if not state then return false end

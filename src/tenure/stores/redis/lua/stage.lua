@@ -1,6 +1,6 @@
 #!lua
--- Keep a part of a call that is too large for one step; nobody sees it, and it goes after an hour. ARGV: the call, then
--- the arguments of `store` in waits.lua. Returns nothing; or a job or a flow, and why it is
+-- Keep a part of a call that is too large for one step; no reader sees it, and it expires after an hour. ARGV: the
+-- call, then the arguments of `store` in waits.lua. Returns nothing; or a job or a flow, and why it is
 -- refused.
 local key, call = ns .. 'staged:' .. ARGV[1], table.remove(ARGV, 1)
 local why = refused(ARGV)

@@ -1,7 +1,7 @@
 
 -- What scripts about jobs that wait share, after common.lua. An edge is in four keys: parents:CHILD, a zset of parents
 -- by 8 * place + marks; unmet:CHILD, the same for those that are open; children:PARENT, a zset of ids; pins:PARENT, the
--- same without the children that have ended and have said so. An ended job with `linked` = 1 is kept for its children.
+-- same without the children whose end `admit` has dealt with. An ended job with `linked` = 1 is kept for its children.
 local MINE, SKIPPED = 2, 4 -- marks; 1: any end will do
 local LATER, NEVER = '', 2 ^ 50 -- an open edge from no job: more edges of this child are in a part that is not stored yet
 local LIVE = {waiting = true, scheduled = true, queued = true, processing = true}
@@ -22,7 +22,7 @@ local function link(id)
   if f[1] == 'processing' then redis.call('HSET', ns .. 'processing:' .. f[4], id, f[3] .. '+') end
 end
 
--- Nothing is kept for children that have all ended.
+-- A job is no longer kept for its children once all of them have ended.
 local function release(id)
   local f = redis.call('HMGET', job(id), 'state', 'linked')
   if f[2] == '1' and ENDED[f[1]] and redis.call('EXISTS', ns .. 'pins:' .. id) == 0 then
@@ -36,7 +36,7 @@ local function pin(parent, child)
   link(parent)
 end
 
--- An edge that is there already: of two needs the stricter holds, and it opens if its parent has not ended so.
+-- An edge that is there already: the stricter need holds, and the edge opens if its parent has not ended so.
 local function tie_again(child, parent, marks)
   local key, unmet = ns .. 'parents:' .. child, ns .. 'unmet:' .. child
   local edge, open = tonumber(redis.call('ZSCORE', key, parent)), redis.call('ZSCORE', unmet, parent)
@@ -73,8 +73,8 @@ local function tie(child, parent, marks)
   link(child)
 end
 
--- A live job that waits for this one, or goes on with its result. Where very many have ended and have not said so yet,
--- one of those.
+-- A live job that waits for this one, or goes on with its result. Where `admit` has yet to deal with the ends
+-- of very many, one of those.
 local function live_child(id)
   local some = redis.call('ZRANGE', ns .. 'pins:' .. id, 0, 199)
   for _, child in ipairs(some) do
@@ -121,7 +121,7 @@ local function refused(args)
   return missing[1] and {missing[1], 'missing'} or false
 end
 
--- `call`: of more than one part, whose hash of jobs that stand for those that were not created the other parts share.
+-- `call`: given if the call has several parts; they share a hash of the jobs that stand for those not created.
 -- Returns what `enqueue` does.
 local function store(args, call)
   local first, waits, stands = tonumber(args[1]) + 2, {}, {}
@@ -211,7 +211,7 @@ local function forget(id)
 end
 
 -- Edges of an ended job before its replay, as ZRANGE gives them with their scores. Returns a parent without which it
--- can't run, its state, and why; or nothing. One with the error `expired` holds, as a dead one does.
+-- can't run, its state, and why; or nothing. A parent with the error `expired` holds its child, as a dead one does.
 local function lost_of(edges, expired)
   for n = 1, #edges, 2 do
     local f, edge = redis.call('HMGET', job(edges[n]), 'state', 'error'), tonumber(edges[n + 1])
@@ -223,8 +223,8 @@ local function lost_of(edges, expired)
   return false
 end
 
--- Open them again, where their parents have not ended as they ask; or `all`, for `admit` to look. What it gathered and
--- did not complete it gathers anew.
+-- Open these edges again, where their parents have not ended as they ask; or `all`, for `admit` to look at. Jobs that
+-- it gathered and that did not complete, it gathers anew.
 local function open_all(id, edges, all)
   for n = 1, #edges, 2 do
     local parent, edge = edges[n], tonumber(edges[n + 1])
