@@ -56,7 +56,8 @@ _QUEUES = """
 #: The first jobs of each lane, in no order, for keys, each with its queues.
 _NEXT = """
     SELECT json_group_array(json_array(parked, json_array(
-        json_array(-priority, due_at), jobs.id, queue, json(limits), coalesce(attempt = 0 AND expires_at < ?, 0), solo)))
+        json_array(-priority, due_at), jobs.id, queue, json(limits),
+        coalesce(attempt = 0 AND expires_at < ?, 0), solo)))
     FROM json_each(?) AS asked CROSS JOIN json_each(asked.value ->> 1) AS lane CROSS JOIN json_each('[0, 1]') AS half
     CROSS JOIN jobs ON seq IN (
         SELECT seq FROM jobs INDEXED BY jobs_parked
