@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 import previous
+from conformance.factories import claim, finish, put, start
 from crash.conftest import Tell
 from crash.harness import FULL
+from tenure.core.lifecycle import Lease, Suspended
+from tenure.stores.memory import MemoryStore
 
 from . import evidence, faults, history, upgrade
 from .history import Event
+from .profiles import LOAD
 from .run import play
 from .stage import STORES
 
@@ -53,6 +57,21 @@ def test_two_releases_on_one_store_break_no_promise(place: str, tmp_path: Path, 
     waited = {event.key for event in events if event.op == "waits"}
     if FULL:  # in the eight seconds of a short run a busy machine may begin none
         assert waited & {event.key for event in events if event.op == "given"}, "no flow ran to its end"
+
+
+def test_a_job_that_may_still_begin_to_wait_keeps_the_release_before_away() -> None:
+    store = MemoryStore()
+    worker = start(store, queues=("default", LOAD))
+    put(store)
+    assert upgrade.flows_have_ended(store.queues())
+
+    gatherer = put(store, queue=LOAD)
+    assert not upgrade.flows_have_ended(store.queues())
+    (claimed,) = claim(store, worker, queue=LOAD)
+    finish(store, Lease(gatherer, claimed.attempt, worker), Suspended("for a word", signal="own:go"))
+    assert not upgrade.flows_have_ended(store.queues())
+    store.cancel([gatherer], "not wanted")
+    assert upgrade.flows_have_ended(store.queues())
 
 
 def test_each_phase_of_an_upgrade_kills_a_worker_first() -> None:

@@ -12,16 +12,19 @@ today's, and judges the whole history at once: a job that one release began, ano
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from crash.harness import until
+from tenure.core.lifecycle import State
 from tenure.errors import StoreError
+from tenure.ports import QueueView
 
 from .faults import Kind
 from .nemesis import Nemesis
+from .profiles import LOAD
 from .stage import TODAY, Stage
 
 SCALE = 0.5  #: of the load
@@ -51,7 +54,7 @@ class Phase:
             stage.migrate()
         if stage.loads:
             stage.end_loads()
-            until(lambda: _nothing_waits(stage), "every flow to have ended", FLOWS_SECONDS)
+            until(lambda: _flows_have_ended(stage), "every flow to have ended", FLOWS_SECONDS)
         release = TODAY if self.moves == "forward" else stage.first
         nemesis.deploy(next(host for host in stage.hosts if host.release is not release), release)
         stage.replace_client(release)
@@ -65,9 +68,16 @@ class Phase:
         return [kind for kind in kinds if self.migrated or kind.full_name not in OURS]
 
 
-def _nothing_waits(stage: Stage) -> bool:
+def flows_have_ended(queues: Iterable[QueueView]) -> bool:
+    """Nothing waits, and nothing will: a job of the load that is only queued may begin to wait once it runs."""
+    return not any(
+        view.counts.get(State.WAITING) or (view.name == LOAD and any(view.counts.values())) for view in queues
+    )
+
+
+def _flows_have_ended(stage: Stage) -> bool:
     with suppress(StoreError):
-        return not any(view.counts.get("waiting") for view in stage.site.store.queues())
+        return flows_have_ended(stage.site.store.queues())
     return False
 
 
