@@ -442,7 +442,7 @@ class Limits(Load):
     async def turn(self) -> None:
         drawn = [workload.limited] * self.count(40)
         if self._next_paced <= time.monotonic():
-            self._next_paced += 2.0  # of 1.25 s that its pace allows
+            self._next_paced += 2.0  # seconds; its rate would allow one each 1.25 s
             drawn.append(workload.paced)
         keys = [(self.key(), self.draw.choice(("default", profiles.LOAD))) for _ in drawn]
         jobs = [(key, draw(self.draw, key, queue=queue)) for draw, (key, queue) in zip(drawn, keys, strict=True)]

@@ -28,7 +28,7 @@ def a_run(bounds: Bounds | None = BOUNDS) -> Run:
 
 
 def passes(run: Run, seconds: float) -> None:
-    """So much time, told as it is."""
+    """This much time, and the clock shows it."""
     run.now += seconds - 0.01
 
 
@@ -122,7 +122,7 @@ def test_without_bounds_nobody_is_judged(invariant: str, duty: object, promised:
 
 
 def strike(run: Run, kind: str, began: float, ended: float) -> None:
-    """A fault at a time that is told already."""
+    """A fault, at times that the run has already passed."""
     for phase, at in (("invoke", began), ("ok", ended)):
         run.events.append(run.find("gauge")._replace(at=at, op="fault", phase=phase, data={"kind": kind}))  # type: ignore[arg-type]
 

@@ -332,7 +332,7 @@ def _scheduled(run: Run) -> None:
 
 
 def _on_time(run: Run) -> None:
-    """Innocents that nobody keeps waiting; it is about the time of a tick."""
+    """A run in which nothing is late, and the hourly tick is due."""
     run.allowed = replace(run.allowed, bounds=Bounds(lease=3.0, scan=1.0, away=frozenset({"freeze server"})))
     run.gauge(MINUTE + 60)
     run.decided["hourly"] = {MINUTE + 60: MINUTE + 60.0}

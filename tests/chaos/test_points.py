@@ -140,7 +140,7 @@ class Walk:
         self._side_by_side(names)
 
     def migration(self) -> None:
-        """Statement by statement, until there is none left: each death leaves it whole, or to be done once more."""
+        """Statement by statement, until none is left: after each death the schema is old or new, never between."""
         for number in count(1):
             for when in ("before", "after"):
                 name = f"migration: {when} statement {number} of migrate"

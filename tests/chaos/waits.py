@@ -91,4 +91,4 @@ def _lost(seen: Seen, story: Story, heard: list[Event], taken: list[Call]) -> It
 def i25(seen: Seen) -> Iterator[str]:
     """What ends a wait stores an ask with it: no job was found waiting for what had happened, with no ask left."""
     for job in seen.dump.lost_waits:
-        yield f"job {job} waited for what had happened, and no ask was left that would have told"
+        yield f"job {job} waited for something that had happened, with no ask left"

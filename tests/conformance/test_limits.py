@@ -385,7 +385,7 @@ def test_a_clock_that_is_set_makes_no_crowd_and_stops_nobody(step: float, store:
     began(store, worker)
     world.advance(11)
     worker = start(store)
-    store.withdraw()  # where leases end by that clock, its queue was passed over
+    store.withdraw()  # in a store whose leases end by that clock, the queue was passed over: it is asked for again
 
     assert len(settle_waits(store)) <= 1
     assert len(began(store, worker)) == 1
@@ -755,7 +755,7 @@ def test_two_templates_that_give_one_key_share_its_places(store: Store) -> None:
     worker = start(store)
     declare(store, SHOP.limit, 2)
     declare(store, RENAMED.limit, 2)
-    for _ in range(2):  # at once, and while some run
+    for _ in range(2):  # the same again, once all have ended
         jobs = [limited(store, each)[0] for each in (SHOP, RENAMED, SHOP, RENAMED)]
 
         assert len(settle_waits(store)) == 2

@@ -173,7 +173,9 @@ def test_a_lost_wait_is_asked_for_told_and_kept_for_a_day(world: World, caplog: 
 
     assert sorted(settle_waits(store)) == sorted(children)
     (message,) = caplog.messages
-    assert message.startswith("3 jobs of work waited for what had happened, and no ask was left; asked for again: ")
+    assert message.startswith(
+        "3 jobs of work waited for something that had happened, with no ask left; asked for again: "
+    )
     (told,) = lost_waits(world.store())
     assert (told.task, set(told.jobs), told.many, told.at) == ("work", set(children), 3, store.now())
     check.turn(200)

@@ -106,7 +106,7 @@ def test_a_limit_is_shown_with_its_most_waited_for_keys(run: Run, store: Store, 
         ["shop:8", "1 of 2", "0"],
     ]
     code, out, said = run("limits", "show", "shop:{shop}", "-n", "1")
-    assert (len(rows(out.partition("\n\n")[2])), said) == (2, "1 more keys are less waited for: --limit\n")
+    assert (len(rows(out.partition("\n\n")[2])), said) == (2, "1 more keys, for which fewer jobs wait: --limit\n")
     assert run("limits", "show", "shop:{shop}", "-n", "0")[0] == 2
 
 

@@ -343,7 +343,7 @@ def test_a_key_made_of_arguments_is_stored_as_its_digest(tmp_path: Path) -> None
         assert "needle" not in unique
 
 
-# ── What is told elsewhere ──
+# ── Logs, spans and alerts ──
 
 
 def scene_of(tmp_path: Path) -> tuple[Scene, MemoryStore]:

@@ -210,7 +210,7 @@ def test_run_once_gives_a_date_that_a_country_skipped_its_run() -> None:
     assert tick == utc(2011, 12, 30, 10)
 
 
-# ── around the table ──
+# ── beyond the table ──
 
 
 def test_a_schedule_made_inside_the_overlap_never_ticks_before_it_was_made() -> None:

@@ -173,7 +173,7 @@ def numbers(field: str, low: int, high: int, names: list[str], first: int) -> se
             a = names.index(begin) + first if begin in names else int(begin)
             b = names.index(end) + first if end in names else int(end) if dash else high if step else a
             values = range(a, b + 1)
-            if b < a:  # as minutes go round the hour; a week has no eighth day
+            if b < a:  # a range that wraps, as minutes do around the hour; 7 is Sunday again, not an eighth day
                 values = [*range(a, 7 if high == 7 else high + 1), *range(low, b + 1)]
         found |= set(values[:: int(step or 1)])
     return found

@@ -50,7 +50,7 @@ def test_a_job_that_is_parked_while_its_key_is_read_has_its_ask_left(
     declare(store, SHOP.limit, 1)
     (first,) = limited(store)
     assert settle_waits(store) == [first]
-    finish(store, claim_one(store, worker), Completed())  # the freed place is an ask
+    finish(store, claim_one(store, worker), Completed())  # the place that it frees stores an ask
 
     def rows(serving_: serving.Serving, statement: str, values: Any) -> list[tuple[Any, ...]]:
         found = read(serving_, statement, values)

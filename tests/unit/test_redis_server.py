@@ -1025,7 +1025,7 @@ def test_without_memory_a_worker_can_start_and_work_the_queues_down(
         assert finish(anew, claim_one(anew, start(anew)), Completed()) is State.COMPLETED
 
 
-# ── It could not do it now ──
+# ── It can't answer yet ──
 
 
 @pytest.mark.thorough

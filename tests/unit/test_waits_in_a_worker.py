@@ -84,7 +84,7 @@ def test_of_two_jobs_that_begin_to_wait_for_each_other_at_one_moment_one_is_refu
 
     def look_together(*asked: Any) -> list[str]:
         with suppress(threading.BrokenBarrierError):
-            both.wait(5.0)  # broken: a job that was refused, and is looked at again
+            both.wait(5.0)  # it is broken when a job that was refused looks again, alone
         return look(*asked)
 
     monkeypatch.setattr(waits, "circle", look_together)

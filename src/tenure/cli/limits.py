@@ -110,7 +110,7 @@ def _show_limit(
     fixed = ("held", "waiting", "oldest", "token")
     table(("key", *fixed, "note"), rows, fixed=fixed, right=("held", "waiting", "oldest"), below="note")
     if len(usage.keys) > number:
-        print_error(f"{len(usage.keys) - number:,} more keys are less waited for: --limit")
+        print_error(f"{len(usage.keys) - number:,} more keys, for which fewer jobs wait: --limit")
     if not usage.complete:
         print_error(_SOME)
     return 0

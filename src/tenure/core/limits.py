@@ -79,8 +79,9 @@ class Bucket(NamedTuple):
 def after_begins(bucket: Bucket | None, rate: Rate, begins: Iterable[float], now: float) -> Bucket:
     """The bucket of a key now, with these begins (Unix times) since it was last looked at. None: a key that is new.
 
-    A begin that is reported late, after tokens were added for later times, takes its token from what is there. One that
-    came after `now` was read finds the bucket as it was then: if it was full, what it took was not there before.
+    A begin that is reported late, after tokens were added for later times, takes its token from what is there. For one
+    that came after `now` was read, the bucket is first brought to the time of the begin: a full one gains nothing by
+    that, and must not gain it later, when there is room.
 
     >>> after_begins(None, Rate(100, 60.0, 10), [100.0, 100.0], 100.0).tokens
     8.0

@@ -63,7 +63,7 @@ class WaitCheck:
             by_task.setdefault(job.task, []).append(job.id)
         for task, ids in by_task.items():
             _log.error(
-                "%s of %s waited for what had happened, and no ask was left; asked for again: %s",
+                "%s of %s waited for something that had happened, with no ask left; asked for again: %s",
                 "a job" if len(ids) == 1 else f"{len(ids)} jobs",
                 task,
                 ", ".join(ids[:_MOST_NAMED]),

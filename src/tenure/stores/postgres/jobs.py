@@ -123,7 +123,7 @@ _CHOOSE = f"""
 # A job that was changed between the statement's snapshot and its lock is chosen in its new version, whose place the
 # snapshot does not show, so it is not taken. Therefore each row says how many were chosen.
 CLAIM = f"{_CHOOSE} {_TAKE}, (SELECT count(*) FROM chosen)"
-#: The same, with one row if none was taken. It costs a long queue more: what was taken is written down once more.
+#: The same, with one row if none was taken. It costs more, as the jobs that were taken are materialised first.
 CLAIM_TOLD = f"""{_CHOOSE}, taken AS ({_TAKE})
     SELECT taken.*, number FROM (SELECT count(*) AS number FROM chosen) AS all_chosen LEFT JOIN taken ON true"""
 

@@ -11,11 +11,11 @@ from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Connection
 from tenure.stores.rules import check_text, is_id
 
-_NOBODYS = "FOR NO KEY UPDATE SKIP LOCKED"  # no job waits for this, and this for none
+_UNLOCKED = "FOR NO KEY UPDATE SKIP LOCKED"  # a row that another session has locked is left for the next round
 _REWRITE: Mapping[Place, str] = {
     **{
         field: f"UPDATE @.jobs SET {field} = %(new)s WHERE id = (SELECT id FROM @.jobs "
-        f"WHERE id = %(owner)s::uuid AND {field} = %(value)s {_NOBODYS})"
+        f"WHERE id = %(owner)s::uuid AND {field} = %(value)s {_UNLOCKED})"
         for field in get_args(Field)
     },
     "attempt": "UPDATE @.attempts SET error = %(new)s "
