@@ -168,7 +168,7 @@ CREATE TABLE @.limits (
   PRIMARY KEY (key, name)
 );
 CREATE INDEX limits_fades ON @.limits (fades) WHERE fades IS NOT NULL;
-CREATE INDEX limits_rated ON @.limits (key) WHERE rated;
+CREATE INDEX limits_rated ON @.limits (name) WHERE rated;
 
 -- What is known of keys at run time, in Unix times. Only the session with the lock of `admit` writes here.
 CREATE TABLE @.limit_keys (
@@ -207,7 +207,8 @@ BEGIN
     RETURN NULL;
   END IF;
   IF OLD.state = 'queued' AND NEW.state = 'processing' THEN
-    IF EXISTS (SELECT FROM @.limits WHERE rated) THEN
+    -- In an order that only this index has: where none is rated, all limits would be read to find out.
+    IF (SELECT true FROM @.limits WHERE rated ORDER BY name LIMIT 1) THEN
       INSERT INTO @.key_asks (key, limit_name, what, at)
       SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM @.places AS p
       WHERE job_id = NEW.id
