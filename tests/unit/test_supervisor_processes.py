@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,6 +17,8 @@ from tenure.core.host import kill_carriers, kill_group
 from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.processes import FIRST_SPARE_SECONDS, ProcessTable
+from tenure.supervisor.spares import Spares
 from tenure.supervisor.watch import Watch
 from waiting import until
 
@@ -258,3 +260,44 @@ def test_a_stall_that_is_over_when_the_store_answers_is_told_and_blames_nobody(m
     stalls.answers.set()
     stalls.hear(1)
     assert (stalls.told[0].job_ids, stalls.told[0].seconds, stalls.worker.blockers) == (("job 1",), 1.5, ())
+
+
+# ── Spares ──
+
+
+def test_the_first_spare_is_started_a_moment_after_the_first_worker_is_ready_and_the_next_ones_at_once() -> None:
+    now, started = 100.0, list[int]()
+    table = ProcessTable(
+        SLEEPER,
+        MainLoop(),
+        lambda: now,
+        on_message=lambda worker, message: None,
+        on_exit=lambda worker: None,
+        stopping=lambda: False,
+        echo=print,
+    )
+    table.spares = cast("Spares", SimpleNamespace(fill=lambda: started.append(round(now)), take=table.spares.take))
+    try:
+        table.start("worker")
+        (first,) = table
+        now += FIRST_SPARE_SECONDS
+        table.start_due()
+        assert not started, "a worker is starting"
+
+        table.started(first)
+        now += FIRST_SPARE_SECONDS - 0.5
+        table.start_due()
+        assert not started, "the jobs that were queued have the processors"
+        now += 0.5
+        table.start_due()
+        assert started == [104]
+
+        table.start("worker")
+        table.start_due()
+        assert started == [104], "a worker is starting"
+        _, second = table
+        table.started(second)
+        assert started == [104, 104]
+    finally:
+        for worker in table:
+            worker.end()

@@ -9,6 +9,7 @@ import os
 import select
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from tenure.core.host import end_leftovers, kill_group
@@ -19,6 +20,7 @@ from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.spares import Spares
 
 MAX_BACKOFF_SECONDS = 30.0
+FIRST_SPARE_SECONDS = 2.0  #: after the first worker is ready: until then the queued jobs have the processors
 
 
 class ProcessTable:
@@ -42,6 +44,7 @@ class ProcessTable:
         self._failed_starts = 0
         self._start_at: list[float] = []
         self._solo_wanted = 0
+        self._spares_from = inf  #: when spares may be started; no worker has been ready yet
         self.retired = 0  #: how many workers were not replaced, by an operator's order
         self.served: frozenset[str] = frozenset()  #: the queues that the workers serve
         self.ending: frozenset[str] = frozenset()  #: ids of workers that have ended, but are not settled yet
@@ -88,7 +91,13 @@ class ProcessTable:
         """It is ready: forget the backoff, and start a spare if no other worker is starting."""
         worker.ready = True
         self._failed_starts = 0
-        if not self._stopping() and all(each.ready for each in self):
+        if self._spares_from == inf:
+            self._spares_from = self._boot() + FIRST_SPARE_SECONDS
+        self._fill_spares()
+
+    def _fill_spares(self) -> None:
+        starting = self.waits_to_start or not all(each.ready for each in self)
+        if self._boot() >= self._spares_from and not starting and not self._stopping():
             self.spares.fill()
 
     def replace(self, worker: WorkerProcess) -> None:
@@ -121,6 +130,7 @@ class ProcessTable:
             for _ in range(min(wanted, MOST_GROUPS) - len(running)):
                 self.start("solo")
         self._solo_wanted = 0
+        self._fill_spares()
 
     def start_now(self) -> None:
         """Skip the backoff: the store has recovered, and starts failed only because it was unavailable."""
