@@ -169,8 +169,9 @@ def test_a_worker_that_is_restarted_by_order_finishes_its_job_and_has_a_successo
     with pytest.raises(Refused, match=r"ada ordered a restart of worker .* ago: it finishes 1 job"):
         admin(site, "bob").workers.stop(worker, "drain")
     stop = admin(site).workers.stops()[worker]
-    later = shop.wait.enqueue()
     site.go()
+    site.until(lambda: ends(site, pid), "its end")  # until its own loop has the order, it may claim another job
+    later = shop.wait.enqueue()
 
     assert says == f"worker {worker} drains: it finishes 1 job; then its supervisor starts another one"
     assert (stop.verb, stop.who, stop.taken) == ("restart", "ada", True)
