@@ -30,6 +30,7 @@ from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.core.ids import new_id
 from tenure.ports import Draft
+from tenure.supervisor.processes import FIRST_SPARE_SECONDS
 
 SOURCE = Path(__file__).parent.parent / "src"
 STORES = ("sqlite", "postgres", "redis")
@@ -107,7 +108,7 @@ def one_kill(kind: str, task: str, source: Path, import_seconds: float) -> dict[
             )
         try:
             victim = int(begun(folder, 1)["pid"])
-            time.sleep(1.5 + 2 * import_seconds)  # until all that the supervisor prepares after its start is ready
+            time.sleep(FIRST_SPARE_SECONDS + 1.5)  # until the spare has loaded what it can
             at = boot()
             os.kill(victim, signal.SIGKILL)
             while (row := store.get(job.id)) is not None and row.crashes == 0:

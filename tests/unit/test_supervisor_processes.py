@@ -290,14 +290,14 @@ def test_the_first_spare_is_started_a_moment_after_the_first_worker_is_ready_and
         assert not started, "the jobs that were queued have the processors"
         now += 0.5
         table.start_due()
-        assert started == [104]
+        assert started == [110]
 
         table.start("worker")
         table.start_due()
-        assert started == [104], "a worker is starting"
+        assert started == [110], "a worker is starting"
         _, second = table
         table.started(second)
-        assert started == [104, 104]
+        assert started == [110, 110]
     finally:
         for worker in table:
             worker.end()

@@ -20,7 +20,7 @@ from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.spares import Spares
 
 MAX_BACKOFF_SECONDS = 30.0
-FIRST_SPARE_SECONDS = 2.0  #: after the first worker is ready: until then the queued jobs have the processors
+FIRST_SPARE_SECONDS = 5.0  #: after the first worker is ready: until then the queued jobs have the processors
 
 
 class ProcessTable:
