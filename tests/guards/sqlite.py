@@ -14,7 +14,7 @@ FILE = "stores/sqlite/file.py"
 SCHEMA = "stores/migrations/sqlite/0005_waiting.sql"
 ONE_STEP = "one writer at a time: a verb is one transaction, and that has a row: two claimers never get one job"
 LIVES = """EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
-                              AND boot_id = :boot_id AND expires_boot > :boot)"""
+                  AND boot_id = :boot_id AND expires_boot > :boot)"""
 WAITING = "stores/sqlite/waiting.py"
 LINKS = "stores/sqlite/links.py"
 LIMITS, SERVING = "stores/sqlite/limits.py", "stores/sqlite/places.py"
@@ -43,7 +43,7 @@ TABLE = Table(
         Guard("a claim needs a worker that is not dead", JOBS, "id = :worker AND died_at IS NULL", "id = :worker"),
         Guard("a claim needs a lease that has not ended", JOBS, " AND expires_boot > :boot", ""),
         Guard("a claim takes nothing from a paused queue", JOBS, "name = :queue AND paused_at IS NOT NULL", "FALSE"),
-        Guard("a claim takes only queued jobs", JOBS, "FROM jobs INDEXED BY jobs_queued\n                WHERE state = 'queued' AND queue", "FROM jobs\n        WHERE queue"),
+        Guard("a claim takes only queued jobs", JOBS, "FROM jobs INDEXED BY jobs_queued\n    WHERE state = 'queued' AND queue", "FROM jobs\n        WHERE queue"),
         Guard("a claim takes suspects only for a worker of suspects", JOBS, "queue = :queue AND solo = :solo", "queue = :queue"),
         Guard("a claim takes no more than was asked for", JOBS, "want = min(most, limit - len(claimed))", "want = most"),
         Guard("a claim takes no more than was asked for", JOBS, "want = min(most, limit - len(claimed))", "want = limit - len(claimed)"),

@@ -122,8 +122,16 @@ def busy_tally() -> Tally:
     tally = Tally()
     tally.count_all({("claims", "default"): 3, ("outcomes", "work", "completed"): 2, ("refused", "work"): 1})
     tally.time_all("attempt", "work", [7200.0, 0.025])
-    tally.time_all("store", "claim", [0.0007])
+    tally.time("store", "claim", 0.0007)
     return tally
+
+
+def test_one_duration_is_in_the_bucket_that_it_would_be_in_among_others() -> None:
+    one, many = Tally(), Tally()
+    for seconds in (0.0, *BOUNDS["store"], *(bound * 1.01 for bound in BOUNDS["store"])):
+        one.time("store", "claim", seconds)
+        many.time_all("store", "claim", [seconds])
+        assert one.read().times == many.read().times
 
 
 # ── What is exposed ──
@@ -660,7 +668,7 @@ def test_counting_from_many_threads_loses_nothing() -> None:
     def work() -> None:
         for _ in range(500):
             tally.count("stalls")
-            tally.time_all("store", "claim", [0.1])
+            tally.time("store", "claim", 0.1)
             taken.add(tally.take())
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -63,4 +63,4 @@ class Keeping:
             except BucketAway:
                 await asyncio.sleep(AGAIN_SECONDS)
         if waited:
-            self._tally.time_all("store", "offload", (monotonic() - began,))
+            self._tally.time("store", "offload", monotonic() - began)

@@ -70,8 +70,9 @@ class Backlog:
 
     def kept_in_memory(self) -> int:
         """Characters of the results that the bucket has not taken yet."""
-        results = (end.outcome.result for end in self.keeping.values() if isinstance(end.outcome, Completed))
-        return sum(map(len, results)) if self.keeping else 0
+        if not self.keeping:
+            return 0
+        return sum(len(end.outcome.result) for end in self.keeping.values() if isinstance(end.outcome, Completed))
 
     def empty(self) -> bool:
         return not (self.flushing or self.waiting or self.busy or self.keeping)

@@ -6,7 +6,7 @@ A worker counts in batches, and hands over the increments when its supervisor as
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +65,12 @@ class Tally:
         """Add several counts at once; each key is `(what, *labels)`."""
         with self._lock:
             self._counts.update(found)
+
+    def time(self, what: str, label: str, seconds: float) -> None:
+        with self._lock:
+            times = self._of(what, label)
+            times.buckets[bisect_left(BOUNDS[what], seconds)] += 1
+            times.total += seconds
 
     def time_all(self, what: str, label: str, durations: Sequence[float]) -> None:
         """Durations in seconds. Sorting them all costs less than finding the bucket of each."""
@@ -145,7 +151,7 @@ class _Timed:
             try:
                 return found(*args, **options)
             finally:
-                self._tally.time_all("store", name, (perf_counter() - began,))
+                self._tally.time("store", name, perf_counter() - began)
 
         setattr(self, name, timed)  # so that the next call bypasses __getattr__
         return timed

@@ -74,21 +74,26 @@ _decode_claimed = msgspec.json.Decoder(list[Claimed], strict=False).decode  # SQ
 
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked where the jobs are
 # chosen, in the transaction that claims them.
-_CHOSEN = """
-    FROM (
-        SELECT seq, total FROM (
-            SELECT seq, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
-                SELECT seq, octet_length(payload) + coalesce(octet_length(checkpoint), 0) + octet_length(meta) AS bytes
-                FROM jobs INDEXED BY jobs_queued
-                WHERE state = 'queued' AND queue = :queue AND solo = :solo
-                  AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
-                              AND boot_id = :boot_id AND expires_boot > :boot)
-                  AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
-                ORDER BY priority DESC, run_at, id LIMIT :want))
-        WHERE total - bytes < :room) CROSS JOIN jobs USING (seq)"""
+_NEXT = """
+    SELECT seq, octet_length(payload) + coalesce(octet_length(checkpoint), 0) + octet_length(meta) AS bytes
+    FROM jobs INDEXED BY jobs_queued
+    WHERE state = 'queued' AND queue = :queue AND solo = :solo
+      AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
+                  AND boot_id = :boot_id AND expires_boot > :boot)
+      AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
+    ORDER BY priority DESC, run_at, id LIMIT :want"""
 _TAKEN = _CLAIMED.format(attempt="attempt + 1")
-_CHOOSE = f"SELECT json_group_array(json_array({_TAKEN})), json_group_array(seq), max(total) {_CHOSEN}"
-_CHOOSE_LARGE = f"SELECT {_TAKEN}, json_array(seq), total {_CHOSEN}"
+# A sum over a window costs as much again as all the rest. Jobs that are all smaller than their share need none.
+_CHOOSE = f"""
+    SELECT json_group_array(json_array({_TAKEN})) FILTER (WHERE bytes < :share), json_group_array(seq),
+        sum(bytes), max(bytes)
+    FROM ({_NEXT}) CROSS JOIN jobs USING (seq)"""
+_FITTING = f"""
+    FROM (
+        SELECT seq, total FROM (SELECT seq, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM ({_NEXT}))
+        WHERE total - bytes < :room) CROSS JOIN jobs USING (seq)"""
+_CHOOSE_FITTING = f"SELECT json_group_array(json_array({_TAKEN})), json_group_array(seq), max(total) {_FITTING}"
+_CHOOSE_LARGE = f"SELECT {_TAKEN}, json_array(seq), total {_FITTING}"
 _TAKE = """
     UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
         last_activity_at = :now, active_boot = :boot
@@ -112,14 +117,17 @@ _REFUSED = """
     WHERE job_id = :id AND attempt = :attempt AND worker_id = :worker AND evidence ->> '$.refused' IS NULL"""
 
 
-def _choose(connection: apsw.Connection, facts: Mapping[str, object]) -> tuple[list[Claimed], str, int]:
+def _choose(connection: apsw.Connection, facts: Mapping[str, Any], room: int) -> tuple[list[Claimed], str, int]:
     """The next jobs of a queue, the seqs of these as JSON, and how many bytes they are."""
+    share = room // facts["want"]
     try:
-        row = first(connection, _CHOOSE, facts)
+        [(jobs, seqs, size, largest)] = fetch(connection, _CHOOSE, {**facts, "share": share})
+        if size is not None and largest >= share:
+            [(jobs, seqs, size)] = fetch(connection, _CHOOSE_FITTING, {**facts, "room": room})
     except apsw.TooBigError:  # as one JSON text: take the first job alone, column by column, as it was stored
-        row = first(connection, _CHOOSE_LARGE, {**facts, "room": 1})
-        return ([_claimed(row[:-2])], *row[-2:]) if row else ([], "[]", 0)
-    return ([], "[]", 0) if row is None or row[1] == "[]" else (_decode_claimed(row[0]), row[1], row[2])
+        [(*job, seqs, size)] = fetch(connection, _CHOOSE_LARGE, {**facts, "room": 1})
+        return [_claimed(job)], seqs, size
+    return ([], "[]", 0) if size is None else (_decode_claimed(jobs), seqs, size)
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
@@ -317,13 +325,12 @@ class SqliteJobs(SqliteBase):
                     "queue": queue,
                     "solo": int(solo),
                     "want": want,
-                    "room": room,
                     "now": now,
                     "boot": boot,
                     "boot_id": self._clock.boot_id,
                     "worker": worker_id,
                 }
-                some, chosen, size = _choose(connection, facts)
+                some, chosen, size = _choose(connection, facts, room)
                 if some:
                     connection.execute(_TAKE, {"chosen": chosen, "worker": worker_id, "now": now, "boot": boot})
                     if limited := [job.id for job in some if job.limited]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, final
 
 import apsw
 
@@ -39,6 +39,7 @@ class Call(Write):
         return self._call(connection)
 
 
+@final
 class Change(Write):
     """One statement. Its result is how many rows it has changed."""
 
@@ -59,7 +60,7 @@ def commit(connection: apsw.Connection, group: Sequence[Write]) -> None:
     execute: Callable[..., apsw.Cursor] = connection.execute
     try:
         # A commit and its record are one step of the interpreter: no signal's exception can come between them.
-        if len(group) == 1 and isinstance(change := group[0], Change):
+        if len(group) == 1 and type(change := group[0]) is Change:  # isinstance asks an abstract class in Python
             change.committed = committed
             committed.extend(map(execute, (change.sql,), (change.bindings,)))
             change.result = connection.changes()
