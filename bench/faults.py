@@ -27,7 +27,7 @@ from tests.servers import Postgres
 
 from bench.faults_job import JOB_SECONDS
 from bench.faults_peers import PEERS, Order
-from bench.report import here, judged
+from bench.report import here, in_rounds, judged
 
 TITLE = "PostgreSQL through faults"
 WORKERS = 4
@@ -316,8 +316,8 @@ def report(
     lines = [
         (
             f"{WORKERS} workers of {SLOTS} slots, jobs of {JOB_SECONDS * 1000:.0f} ms that sleep and write a line, "
-            f"PostgreSQL {version} on this machine with its default durability; medians of {rounds} interleaved "
-            f"rounds, {here()}. Throughput counts each job's effect once. Tenure's workers are replaced by its "
+            f"PostgreSQL {version} on this machine with its default durability; {in_rounds(rounds)}, "
+            f"{here()}. Throughput counts each job's effect once. Tenure's workers are replaced by its "
             f"supervisor; procrastinate and pgqueuer have none, so theirs are started again {RESTART_SECONDS:g} s "
             "after they end, as systemd does. Each recovers as its documentation says: procrastinate by a periodic "
             "task of the app that looks every ten minutes, pgqueuer by taking jobs whose heartbeat is 30 s old."

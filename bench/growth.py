@@ -11,7 +11,7 @@ from dataclasses import replace
 from bench.drive import Order
 from bench.postgres import Bench, ask, servers
 from bench.postgres_peers import PEERS
-from bench.report import here, judged
+from bench.report import here, in_rounds, judged
 
 TITLE = "PostgreSQL as it grows"
 NAMES = ("tenure", "pgqueuer", "awa")
@@ -47,7 +47,7 @@ def run(asked: Namespace) -> str:
             (
                 f"Drains of {asked.jobs:,} no-op jobs as ratios to the same drain in an empty database, one worker, "
                 f"{asked.slots} slots, PostgreSQL {bench.version} on this machine with its default durability; "
-                f"medians of {asked.rounds} rounds, {here()}."
+                f"{in_rounds(asked.rounds, '')}, {here()}."
             ),
             "",
             f"| | {' | '.join(names)} |",

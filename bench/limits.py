@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.limits_app import BEGAN
-from bench.report import here, judged
+from bench.report import here, in_rounds, judged
 from bench.schedules import opened, place
 from tenure.core.ids import new_id
 from tenure.core.limits import Key
@@ -60,7 +60,7 @@ def run(asked: Namespace) -> str:
         ]
     return "\n".join(
         [
-            f"One worker, {store}; medians of {asked.rounds} interleaved rounds, {here()}. Jobs begun a second:",
+            f"One worker, {store}; {in_rounds(asked.rounds)}, {here()}. Jobs begun a second:",
             "",
             "| | jobs/s |",
             "| --- | ---: |",

@@ -15,7 +15,7 @@ from tests.servers import Nats, Postgres
 
 from bench.drive import Order
 from bench.postgres_peers import PEERS, WITH_NATS
-from bench.report import Target, here, ratios, table
+from bench.report import Target, here, in_rounds, ratios, table
 
 TITLE = "PostgreSQL"
 FIGURES = ("drain", "cpu_us", "server_us", "bulk", "single", "together", "start_p50_ms", "start_p99_ms")
@@ -46,7 +46,7 @@ def run(asked: Namespace) -> str:
         [
             (
                 f"{asked.jobs:,} no-op jobs, one worker, {asked.slots} slots, PostgreSQL {bench.version} on this "
-                f"machine with its default durability; medians of {asked.rounds} interleaved rounds, {here()}."
+                f"machine with its default durability; {in_rounds(asked.rounds)}, {here()}."
             ),
             "",
             table(rounds, absent, FIGURES),

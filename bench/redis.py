@@ -11,7 +11,7 @@ from tests.servers import Valkey
 from bench.drive import Order
 from bench.postgres import FIGURES, ask
 from bench.redis_peers import DURABLE, PEERS, RIVALS
-from bench.report import Target, here, ratios, table
+from bench.report import Target, here, in_rounds, ratios, table
 
 TITLE = "Redis"
 TARGETS = (
@@ -56,7 +56,7 @@ def run(asked: Namespace) -> str:
             (
                 f"{asked.jobs:,} no-op jobs{f' ({fewer})' if fewer else ''}, one worker, {asked.slots} slots, Valkey "
                 f"{version} on this machine without an append-only file, or with one that is synced every second; "
-                f"medians of {asked.rounds} interleaved rounds, {here()}."
+                f"{in_rounds(asked.rounds)}, {here()}."
             ),
             "",
             table(rounds, absent, FIGURES),

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from tests.servers import Valkey
 
-from bench.report import here
+from bench.report import here, in_rounds
 from tenure.core.ids import new_id
 from tenure.ports import Draft
 from tenure.stores.redis import RedisStore
@@ -62,7 +62,7 @@ def run(asked: Namespace) -> str:
         [
             (
                 f"Jobs delayed by up to a week, 200 a script; Valkey on this machine without an append-only file; "
-                f"medians of {asked.rounds} rounds, {here()}."
+                f"{in_rounds(asked.rounds, '')}, {here()}."
             ),
             "",
             "| jobs delayed already | server CPU of one more, µs |",

@@ -44,6 +44,10 @@ def here() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
+def in_rounds(rounds: int, how: str = "interleaved ") -> str:
+    return "one round" if rounds == 1 else f"medians of {rounds} {how}rounds"
+
+
 def table(rounds: Rounds, absent: Mapping[str, str], columns: Sequence[str]) -> str:
     """A table of medians. An absent peer has a row that says why."""
     rows = ["| | " + " | ".join(COLUMNS[key][0] for key in columns) + " |", "| --- |" + " ---: |" * len(columns)]

@@ -35,7 +35,7 @@ from bench.drive import Order
 from bench.line import Line
 from bench.measure import cpu_seconds, tallies
 from bench.postgres import ask
-from bench.report import here
+from bench.report import here, in_rounds
 from bench.scale_limits import Cost, limits
 from tenure.cli.bench import cuts
 
@@ -291,7 +291,7 @@ def of_workers(bench: Bench, asked: Namespace) -> list[str]:
          *([f"{one['commits']:.4f}", f"{one['syncs']:.4f}", f"{one['outdated']:.2f}"] if postgres else [])]
         for name, [one, *_] in medians.items()
     ]  # fmt: skip
-    said = f"{asked.jobs:,} no-op jobs a point, {asked.slots} slots a worker, medians of {asked.rounds} rounds"
+    said = f"{asked.jobs:,} no-op jobs a point, {asked.slots} slots a worker, {in_rounds(asked.rounds, '')}"
     lines = [
         f"{said}; {_where(bench)}",
         "",

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 from tests.servers import Postgres, Valkey
 
-from bench.report import here
+from bench.report import here, in_rounds
 from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.ports import Draft, Store
@@ -55,8 +55,8 @@ def run(asked: Namespace) -> str:
         [
             (
                 f"{MANY:,} schedules, one supervisor with one worker of five slots, which runs the jobs meanwhile; "
-                f"medians of {asked.rounds} rounds, {here()}. Idle cost: CPU of supervisor, worker and server with "
-                f"{MANY:,} schedules that are not due, less the same with none, over {IDLE_SECONDS:.0f} s."
+                f"{in_rounds(asked.rounds, '')}, {here()}. Idle cost: CPU of supervisor, worker and server "
+                f"with {MANY:,} schedules that are not due, less the same with none, over {IDLE_SECONDS:.0f} s."
             ),
             "",
             "| store | all fired after, s | all run after, s | idle cost, % of a core |",

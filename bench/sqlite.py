@@ -8,7 +8,7 @@ import sys
 import tempfile
 from argparse import Namespace
 
-from bench.report import here, ratios, table
+from bench.report import here, in_rounds, ratios, table
 from bench.sqlite_peers import CONTESTANTS
 
 TITLE = "SQLite"
@@ -27,7 +27,7 @@ def run(asked: Namespace) -> str:
         [
             (
                 f"{asked.jobs:,} no-op jobs, one worker, {asked.slots} slots, SQLite on local disk; "
-                f"medians of {asked.rounds} interleaved rounds, {here()}."
+                f"{in_rounds(asked.rounds)}, {here()}."
             ),
             "",
             table(rounds, {}, FIGURES),

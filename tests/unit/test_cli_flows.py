@@ -85,7 +85,7 @@ def test_flows_are_listed_with_how_far_they_are(run: Run, store: Store) -> None:
     code, out, said = run("flows")
     heads, row = [line.split("\t") for line in out.splitlines()]
     assert (code, said) == (0, "")
-    assert heads == ["id", "state", "over", "age", "name", "what"]
+    assert heads == ["id", "state", "ended", "age", "name", "what"]
     assert row[:3] == [FLOW, "held", "80%"]
     assert row[4:] == ["nightly", "5 jobs: 1 waiting, 3 completed, 1 dead"]
     assert run("flows", "list")[1] == out
@@ -110,7 +110,7 @@ def test_a_flow_is_shown_by_step(run: Run, store: Store) -> None:
     assert said == {
         "flow": FLOW,
         "name": "nightly",
-        "state": "held, 80% of 5 jobs over",
+        "state": "held, 80% of 5 jobs ended",
         "jobs": "1 waiting, 3 completed, 1 dead",
         "held": f"by  {dead}",
     }

@@ -106,8 +106,8 @@ def test_what_an_arrow_and_a_box_say() -> None:
     }
     assert [(each.kind, each.says) for each in found.curves] == [
         ("held", "render before combine: 1,300 edges, 100 open, 7 skipped; must complete"),
-        ("skipped", "(gone) before combine: 1 edge, all over, 1 skipped; must complete"),
-        ("done", "(gone) before combine: 1 edge, all over; any end will do"),
+        ("skipped", "(gone) before combine: 1 edge, all ended, 1 skipped; must complete"),
+        ("done", "(gone) before combine: 1 edge, all ended; any end will do"),
     ]
 
 

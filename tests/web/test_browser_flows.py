@@ -104,7 +104,7 @@ def test_a_keyboard_reaches_the_boxes_and_they_lead_to_their_jobs(live: System, 
     with page.expect_navigation():
         page.keyboard.press("Enter")
     assert page.url.endswith(f"/jobs/{drafts[3].id}")
-    expect(page.locator("main")).to_contain_text("0 of 3 are over; it waits for 3.")
+    expect(page.locator("main")).to_contain_text("0 of 3 have ended; it waits for 3.")
     page.go_back()
     with page.expect_navigation():
         box(page, "render").click()

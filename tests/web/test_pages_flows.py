@@ -175,7 +175,7 @@ def test_a_flow_is_shown_as_a_graph_and_as_a_table_of_the_same_steps(web: Web, s
 
     page = web.by("bob").get(f"/flows/{made.id}")
 
-    assert "It is held: 75% of its 4 jobs are over" in said(page)
+    assert "It is held: 75% of its 4 jobs have ended" in said(page)
     assert boxes(page) == [
         "fetch: 1 job, 1 completed",
         "describe: 1 job, 1 dead",
@@ -183,14 +183,14 @@ def test_a_flow_is_shown_as_a_graph_and_as_a_table_of_the_same_steps(web: Web, s
         "publish: 1 job, 1 waiting",
     ]
     assert arrows(page) == [
-        "done: fetch before describe: 1 edge, all over; must complete",
-        "done: fetch before resize: 1 edge, all over; must complete",
+        "done: fetch before describe: 1 edge, all ended; must complete",
+        "done: fetch before resize: 1 edge, all ended; must complete",
         "held: describe before publish: 1 edge, 1 open; must complete",
-        "done: resize before publish: 1 edge, all over; must complete",
+        "done: resize before publish: 1 edge, all ended; must complete",
     ]
     table = page.partition('data-live="live_steps"')[2]
     assert re.findall(r'<tr id="step-(\d)">', table) == ["0", "1", "2", "3"]
-    assert "publish 1 waiting describe not over , resize" in said(page)
+    assert "publish 1 waiting describe not ended , resize" in said(page)
     assert f'href="/jobs/{made.one("publish")}"' in page
     assert "<form" not in main(page), "who only reads has no buttons"
 
@@ -333,7 +333,7 @@ def test_a_waiting_job_shows_what_is_before_and_after_it(web: Web, store: Store)
     page = web.by("bob").get(f"/jobs/{made.one('combine')}")
 
     text = said(page)
-    assert "8 of 30 are over; it waits for 22." in text
+    assert "8 of 30 have ended; it waits for 22." in text
     first = text.partition("Jobs before it")[2]
     assert re.match(r" 8 of 30 .{20,40} dead render [0-9a-f]{8} ValueError: no text in picture 4711", first)
     assert "22 more are not listed" in first
@@ -363,7 +363,7 @@ def test_a_job_shows_the_jobs_that_it_gathers(web: Web, store: Store) -> None:
 
     text = said(web.get(f"/jobs/{lease.job_id}"))
 
-    assert "Jobs that it gathers 1 of 3 are over; it waits for 2." in text
+    assert "Jobs that it gathers 1 of 3 have ended; it waits for 2." in text
     assert "Attempt 1 suspended" in text
     assert "It waits, and then starts from the top".lower() in text.lower()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 flows = App(name="flows", help="Flows: how far they are; cancel, replay, go on without a job.", help_epilogue="")
 SHARED = Shared()
 FlowId = Annotated[str, Parameter(help="The flow's id.")]
-_NUMBERS = ("over", "age")
+_NUMBERS = ("ended", "age")
 
 
 @flows.default
@@ -51,7 +51,7 @@ def list_(
         ]
         for each in page.flows
     ]
-    heads = ("id", "state", "over", "age", "name", "what")
+    heads = ("id", "state", "ended", "age", "name", "what")
     table(heads, rows, fixed=("id", "state", *_NUMBERS), right=_NUMBERS, below="what")
     if page.cursor is not None:
         print_error(f"there are more: --cursor {page.cursor}")
@@ -71,7 +71,7 @@ def show(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
         [
             ("flow", flow.id),
             ("name", flow.name),
-            ("state", f"{flow.stands}, {flow.progress:.0%} of {_jobs(flow.total)} over"),
+            ("state", f"{flow.stands}, {flow.progress:.0%} of {_jobs(flow.total)} ended"),
             ("since", stamp(flow.created_at)),
             ("jobs", _counted(flow.counts)),
             *(("held by", job_id) for job_id in found.held),

@@ -47,8 +47,8 @@ class Flow:
     @property
     def progress(self) -> float:
         """The share of its jobs that have ended in any way, from 0 to 1; a replay lowers it."""
-        over = sum(self.counts.get(state, 0) for state in ENDED)
-        return over / self.total if self.total else 1.0
+        ended = sum(self.counts.get(state, 0) for state in ENDED)
+        return ended / self.total if self.total else 1.0
 
     @property
     def stands(self) -> str:

@@ -22,7 +22,7 @@ _SAYS: Mapping[str, tuple[str, str]] = {  #: of one job, and of several
     "queued": ("is queued", "are queued"),
     "scheduled": ("is due later", "are due later"),
     "waiting": ("is waiting itself", "are waiting themselves"),
-    "ended": ("is over, which is noticed at the next scan", "are over, which is noticed at the next scan"),
+    "ended": ("has ended, which is noticed at the next scan", "have ended, which is noticed at the next scan"),
 }
 
 

@@ -157,13 +157,13 @@ def _box(step: Step, x: float, y: float) -> Box:
     counts, dead = step.counts, step.counts.get(State.DEAD, 0)
     alone = step.total == 1
     kind = "dead" if dead else next(iter(counts), "") if alone else ""
-    over = counts.get(State.COMPLETED, 0)
+    completed = counts.get(State.COMPLETED, 0)
     if not counts:
         detail = "gone"
     elif alone:
         detail = str(kind)
     else:
-        detail = f"{over:,} of {step.total:,}" + (f" · {dead:,} dead" if dead else "")
+        detail = f"{completed:,} of {step.total:,}" + (f" · {dead:,} dead" if dead else "")
     says = f"{step.task}: {some(step.total, 'job')}, {in_words(counts)}" + (", outside of it" if step.outside else "")
     return Box(step, x, y, fitted(step.task), str(kind), detail, says, parts(counts, _BAR, step.total))
 
@@ -186,7 +186,7 @@ def _curve(steps: Mapping[int, Step], arrow: Arrow, way: Sequence[tuple[float, f
     source, target = steps[arrow.source], steps[arrow.target]
     held = arrow.open and not arrow.ended and source.counts.get(State.DEAD, 0)
     kind = "held" if held else "open" if arrow.open else "skipped" if arrow.skipped == arrow.edges else "done"
-    left = f"{arrow.open:,} open" if arrow.open else "all over"
+    left = f"{arrow.open:,} open" if arrow.open else "all ended"
     how = "any end will do" if arrow.ended else "must complete"
     skipped = f", {arrow.skipped:,} skipped" if arrow.skipped else ""
     says = f"{source.task} before {target.task}: {some(arrow.edges, 'edge')}, {left}{skipped}; {how}"
