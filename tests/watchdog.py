@@ -31,12 +31,14 @@ def start_afresh() -> None:
     """Give children a clean state: no signal ignored or blocked, the usual umask, no Tenure or terminal settings.
 
     A signal that is ignored stays ignored in every child, one with a handler is reset to its default (execve(2)). So
-    `nohup make test &`, which ignores SIGINT and SIGHUP, gets handlers that do nothing here.
+    `nohup make test &`, which ignores SIGINT and SIGHUP, gets handlers: SIGINT interrupts, as tests interrupt
+    themselves, and the others do nothing here.
     """
     for name in _INHERITED:
         number = signal.Signals[name]
         if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: None)
+            does = signal.default_int_handler if number == signal.SIGINT else lambda number, frame: None
+            signal.signal(number, does)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     for name in list(os.environ):

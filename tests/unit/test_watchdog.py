@@ -151,3 +151,12 @@ def test_children_start_as_from_a_fresh_shell(tmp_path: Path, before: str) -> No
     code, said = run(tmp_path, LOOKS_AT_ITS_CHILD, before=before)
 
     assert code == 0, said
+
+
+def test_an_interrupt_is_one_also_where_the_shell_ignored_it() -> None:
+    code = "import signal, watchdog; watchdog.start_afresh(); print(signal.getsignal(signal.SIGINT).__name__)"
+    command = ["sh", "-c", f"trap '' INT; exec '{sys.executable}' -c '{code}'"]
+
+    said = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout
+
+    assert said == "default_int_handler\n"
