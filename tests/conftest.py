@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from psycopg import sql
 
+import servers
 import watchdog
 from conformance.factories import NewWorld, World
 from servers import Keys, redis_is_here, shared_cluster, shared_postgres, shared_redis, shared_valkey
@@ -170,6 +171,15 @@ def store(world: World) -> Store:
 # ── What a test must leave as it was ──
 
 _SHARED = {(owner, name): getattr(owner, name) for owner, name in ((Thread, "start"), (ThreadPoolExecutor, "submit"))}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says what its servers said last: their folders go with them."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"{server!r} at the end", server.last_words(100)) for server in servers.started]
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

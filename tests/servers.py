@@ -37,6 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote, urlsplit
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _PORTS = range(20_000, 32_768)  # below the ephemeral ones: a client that reconnects can't take a stopped server's port
+started = WeakSet["_Server"]()  #: by this process
 _given: set[int] = set()  # by this process: a server may start to listen on its port later, or pause
 
 
@@ -93,16 +95,17 @@ class _Server:
                 stderr=log,
                 start_new_session=True,
             )
+        started.add(self)
         assert self._keeper.stdout is not None
         self.pid = int(self._keeper.stdout.readline() or b"0")
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
             if self._keeper.poll() is not None:
                 self._ended()
-                raise ServerError(f"{self.name} ended instead of starting. {self._last_words()}")
+                raise ServerError(f"{self.name} ended instead of starting. {self.last_words()}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise ServerError(f"{self.name} did not answer within {_START_SECONDS:g} s. {self._last_words()}")
+                raise ServerError(f"{self.name} did not answer within {_START_SECONDS:g} s. {self.last_words()}")
             time.sleep(0.02)
 
     def kill(self) -> None:
@@ -160,7 +163,7 @@ class _Server:
         gone, _, _ = select.select([self._keeper.stdout], [], [], _STOP_SECONDS)
         self._keeper.stdin.close()
         if not gone:
-            raise ServerError(f"{self.name} did not stop within {_STOP_SECONDS:g} s. {self._last_words()}")
+            raise ServerError(f"{self.name} did not stop within {_STOP_SECONDS:g} s. {self.last_words()}")
         self._keeper.wait()
         self._keeper.stdout.close()
 
@@ -169,8 +172,10 @@ class _Server:
         if self._keeper is not None and self._keeper.stdin is not None and not self._keeper.stdin.closed:
             self._ended()
 
-    def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+    def last_words(self, most: int = 15) -> str:
+        if not self.log.exists():
+            return "It is closed."
+        lines = self.log.read_text(errors="replace").splitlines()[-most:]
         return "The end of its log:\n" + "\n".join(lines)
 
     def _command(self) -> list[str]:
@@ -649,7 +654,7 @@ def _until(server: _Server, ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not ready():
         if time.monotonic() > deadline:
-            last_words = server._last_words()
+            last_words = server.last_words()
             server.close()
             raise ServerError(f"{server.name} was not ready within {_START_SECONDS:g} s. {last_words}")
         time.sleep(0.02)
