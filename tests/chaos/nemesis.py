@@ -26,6 +26,7 @@ HOUR = 3600.0
 GHOSTS = 20
 GHOST_SECONDS = 30.0  #: of looking for a job that has lost an owner
 BUSY_SECONDS = 3.0  #: how long to wait for a worker that runs something
+START_SECONDS = 240.0  #: until a supervisor has workers: on a busy machine their imports take a minute
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
 
@@ -100,7 +101,7 @@ class Nemesis:
                 return all(registered & set(host.supervisor.workers()) for host in self._stage.supervised())
             return False
 
-        until(all_serve, "a registered worker of each supervisor", 120, self._stage.site.logs)
+        until(all_serve, "a registered worker of each supervisor", START_SECONDS, self._stage.site.logs)
 
     @contextmanager
     def _noted(self, fault: Fault, **more: Any) -> Generator[None]:
@@ -129,7 +130,11 @@ class Nemesis:
             if pid := find():
                 return pid
             time.sleep(0.02)
-        return until(lambda: next((pid for host in order for pid in host.supervisor.workers()), 0), "a worker")
+
+        def some() -> int:
+            return next((pid for host in order for pid in host.supervisor.workers()), 0)
+
+        return until(some, "a worker", START_SECONDS, self._stage.site.logs)
 
     def _line(self, fault: Fault) -> Proxy:
         return self._stage.lines[fault.place % len(self._stage.lines)]
@@ -180,7 +185,13 @@ class Nemesis:
 
     def deploy(self, host: Host, release: Release) -> None:
         """Drain this host, and start this release there."""
-        until(host.supervisor.workers, "its workers to be there: a SIGTERM before it listens for one ends it", 60)
+        supervisor = host.supervisor
+        until(
+            lambda: supervisor.workers() or supervisor.process.poll() is not None,
+            "its workers to be there: a SIGTERM before it listens for one ends it",
+            START_SECONDS,
+            supervisor.log,
+        )
         code = host.supervisor.stop()
         if code:
             self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
