@@ -7,6 +7,8 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -19,9 +21,10 @@ from tenure.stores.memory import MemoryStore
 
 from . import evidence, faults, history, upgrade
 from .history import Event
+from .nemesis import Nemesis
 from .profiles import LOAD
 from .run import play
-from .stage import STORES
+from .stage import STORES, TODAY, Host, Stage
 
 SECONDS = 300.0 if FULL else 40.0
 IN_SHORT = ("sqlite", "postgres", "redis")
@@ -72,6 +75,19 @@ def test_a_job_that_may_still_begin_to_wait_keeps_the_release_before_away() -> N
     assert not upgrade.flows_have_ended(store.queues())
     store.cancel([gatherer], "not wanted")
     assert upgrade.flows_have_ended(store.queues())
+
+
+def test_a_deploy_starts_a_supervisor_that_had_ended_having_found_no_store() -> None:
+    """It has no workers, and never will: the deploy used to wait for them."""
+    noted, restarted = list[str](), list[bool]()
+    ended = SimpleNamespace(process=SimpleNamespace(poll=lambda: 3), workers=list, log=str, stop=lambda: 3, pid=1)
+    host = SimpleNamespace(supervisor=ended, release=None, restart=lambda: restarted.append(True))
+    pen = SimpleNamespace(note=lambda name, **_: noted.append(name))
+    nemesis = Nemesis(cast(Stage, SimpleNamespace(seed=1, pen=pen)))
+
+    nemesis.deploy(cast(Host, host), TODAY)
+
+    assert (noted, restarted, host.release) == (["ended"], [True], TODAY)
 
 
 def test_each_phase_of_an_upgrade_kills_a_worker_first() -> None:
