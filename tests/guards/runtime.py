@@ -70,7 +70,7 @@ TABLE = Table(
         # ── self-fencing ──
         Guard("a worker that can't renew asks its code to stop in time", "worker/child.py", "if ask_at and now > ask_at and not asked and self._loop is not None:", "if False:", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
         Guard("a worker that hangs together with its supervisor kills itself", "worker/child.py", "            if kill_at and now > kill_at:\n", "            if False:\n", "crash/test_fences.py::test_deaf_code_dies_with_its_own_process_while_its_supervisor_stands_still[sqlite]"),
-        Guard("a worker that can't fence itself is killed in time", "supervisor/fence.py", "            worker.fence()", "            pass", "crash/test_two_hosts.py -k 'holds_the_gil and postgres and not nats and not poll'"),
+        Guard("a worker that can't fence itself is killed in time", "supervisor/fence.py", "return worker.registered and 0.0 < worker.lifeline.kill_at < self._shared.boot()", "return False", "crash/test_two_hosts.py -k 'holds_the_gil and postgres and not nats and not poll'"),
         Guard("a worker that has ended by itself is settled by how it ended", "supervisor/process.py", "                if started(self.process.pid):", "                if True:", "unit/test_supervisor_processes.py"),
         Guard("a stop signal in the middle of a kill does not stop its supervisor for good", "supervisor/process.py", "field(default_factory=threading.RLock)", "field(default_factory=threading.Lock)", "unit/test_supervisor_processes.py"),
         Guard("what a worker left outside its group ends with its lease", "supervisor/fence.py", "            self._ended |= left - kill_carriers(left)", "            pass", "unit/test_supervisor_processes.py"),
