@@ -14,10 +14,12 @@ from typing import Any, cast
 import pytest
 
 from tenure.core.host import kill_carriers, kill_group
+from tenure.core.lifecycle import Released
 from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
-from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.process import Ended, WorkerProcess
 from tenure.supervisor.processes import FIRST_SPARE_SECONDS, ProcessTable
+from tenure.supervisor.settler import rest_of
 from tenure.supervisor.spares import Spares
 from tenure.supervisor.watch import Watch
 from waiting import until
@@ -260,6 +262,15 @@ def test_a_stall_that_is_over_when_the_store_answers_is_told_and_blames_nobody(m
     stalls.answers.set()
     stalls.hear(1)
     assert (stalls.told[0].job_ids, stalls.told[0].seconds, stalls.worker.blockers) == (("job 1",), 1.5, ())
+
+
+def test_the_jobs_of_a_worker_that_fenced_itself_are_not_charged() -> None:
+    fenced = SimpleNamespace(fenced=True)
+    worker = SimpleNamespace(drained=False, lifeline=fenced, verdicts={}, kill_reason="", stopped_since=None)
+
+    outcome = rest_of(cast("WorkerProcess", worker), Ended(-9, 0))
+
+    assert outcome == Released("its worker's lease could not be renewed")
 
 
 # ── Spares ──
