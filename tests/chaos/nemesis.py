@@ -26,7 +26,7 @@ HOUR = 3600.0
 GHOSTS = 20
 GHOST_SECONDS = 30.0  #: of looking for a job that has lost an owner
 BUSY_SECONDS = 3.0  #: how long to wait for a worker that runs something
-START_SECONDS = 240.0  #: until a supervisor has workers: on a busy machine their imports take a minute
+START_SECONDS = 240.0  #: for a supervisor to have workers, on the busiest machine
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
 
@@ -192,9 +192,9 @@ class Nemesis:
             START_SECONDS,
             supervisor.log,
         )
-        code = host.supervisor.stop()
+        code = supervisor.stop()
         if code:
-            self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
+            self._stage.pen.note("ended", pid=supervisor.pid, code=code, log=supervisor.log()[-2000:])
         host.release = release
         host.restart()
 
