@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import select
-from collections.abc import Generator
+import sys
+import warnings
+from collections.abc import Callable, Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Barrier, Thread
+from threading import enumerate as threads
 
 import apsw
 import pytest
 
+from servers import shared_postgres, shared_valkey
+from tenure.notifiers.nats import NatsNotifier
 from tenure.notifiers.poll import PollNotifier
+from tenure.notifiers.postgres import PostgresNotifier
+from tenure.notifiers.redis import RedisNotifier
 from tenure.notifiers.sqlite import SqliteNotifier
-from tenure.ports import ANY, Listener, Ring
+from tenure.ports import ANY, Listener, Notifier, Ring
+from tenure.stores.redis.server import Server
 
 QUEUED = Ring("queued", "mail")
 
@@ -135,3 +145,79 @@ def test_where_no_socket_can_be_made_it_says_why_and_polls(database: Path, runti
 def test_polling_rings_by_itself() -> None:
     ear = PollNotifier(0.5).listen()
     assert (ear.fileno(), ear.interval, ear.drain()) == (None, 0.5, [ANY])
+
+
+def test_threads_that_ring_first_at_once_leave_no_socket_open(database: Path, runtime: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(100):
+                notifier, start = SqliteNotifier(str(database), str(runtime)), Barrier(4)
+
+                def ring(notifier: Notifier = notifier, start: Barrier = start) -> None:
+                    start.wait()
+                    notifier.announce([QUEUED])
+
+                ear = notifier.listen()
+                ringing = [Thread(target=ring) for _ in range(4)]
+                for thread in ringing:
+                    thread.start()
+                for thread in ringing:
+                    thread.join()
+                ear.close()
+                notifier.close()
+            gc.collect()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [str(each.message) for each in told] == []
+
+
+NOTIFIERS: dict[str, Callable[[Path, Path], Notifier]] = {
+    "sqlite": lambda database, runtime: SqliteNotifier(str(database), str(runtime)),
+    "postgres": lambda *_: PostgresNotifier(shared_postgres().url(), "closed"),
+    "redis": lambda *_: RedisNotifier(Server(shared_valkey().url, "closed", None), "closed", rung=False),
+    "nats": lambda *_: NatsNotifier("nats://127.0.0.1:1", "closed"),
+}
+
+
+@pytest.mark.parametrize("kind", NOTIFIERS)
+def test_once_it_is_closed_a_ring_opens_nothing(kind: str, database: Path, runtime: Path) -> None:
+    notifier = NOTIFIERS[kind](database, runtime)
+    ear = SqliteNotifier(str(database), str(runtime)).listen()  # without a listener SQLite has nobody to ring
+    notifier.announce([QUEUED])
+    notifier.close()
+    before = set(threads())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        notifier.announce([QUEUED])
+        assert set(threads()) == before
+        del notifier
+        gc.collect()
+    ear.close()
+    assert [str(each.message) for each in told] == []
+
+
+def test_a_runtime_folder_that_was_removed_is_made_anew_for_the_next_listener(database: Path, runtime: Path) -> None:
+    notifier = SqliteNotifier(str(database), str(runtime))
+    (folder,) = runtime.iterdir()
+    folder.rmdir()
+    ear = notifier.listen()
+    notifier.announce([QUEUED])
+    assert rings(ear) == {QUEUED}
+    ear.close()
+    notifier.close()
+
+
+def test_a_folder_that_takes_no_socket_is_told_and_the_listener_polls(
+    database: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier = SqliteNotifier(str(database), str(runtime))
+    monkeypatch.setattr("tenure.notifiers.sqlite.secrets.token_hex", lambda _: "no/folder")
+    ear = notifier.listen()
+    assert ear.fileno() is None
+    assert ear.interval < 0.1
+    assert "no socket can be made in the runtime folder" in notifier.problem()
+    ear.close()
+    notifier.close()

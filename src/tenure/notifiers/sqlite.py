@@ -41,10 +41,13 @@ class SqliteNotifier:
     """The doorbell of one database file. If sockets can't be created, listeners poll, and `problem()` says why."""
 
     def __init__(self, database: str, runtime_dir: str) -> None:
+        # Made here and not by the first ring: two threads that ring first would make two, and one is never closed. A
+        # forked child may use it too, since each datagram names its receiver.
+        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._sender.setblocking(False)
         self._database = os.path.realpath(database)
         self._folder = Path(runtime_dir) / blake2s(self._database.encode(), digest_size=6).hexdigest()
         self._problem = self._prepare()
-        self._sender: socket.socket | None = None
         self._seen: tuple[int, list[str]] = (-1, [])
 
     def _prepare(self) -> str:
@@ -79,15 +82,12 @@ class SqliteNotifier:
 
     def _send(self, message: bytes, address: str) -> None:
         try:
-            if self._sender is None:
-                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-                self._sender.setblocking(False)
             self._sender.sendto(message, address)
         except (ConnectionRefusedError, FileNotFoundError):
             with suppress(OSError):
                 Path(address).unlink(missing_ok=True)
         except OSError:
-            return  # a full buffer already holds a ring; or there are too many open files, and it is only a ring
+            return  # a full buffer already holds a ring; or this notifier is closed, and it is only a ring
 
     def _listeners(self) -> list[str]:
         try:
@@ -99,12 +99,16 @@ class SqliteNotifier:
         return self._seen[1]
 
     def close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None
+        self._sender.close()
+
+    __del__ = close  # an app that was only read from may be dropped without a word
 
     def listen(self) -> SqliteListener:
-        return SqliteListener(self._database, None if self._problem else self._folder)
+        self._problem = self._prepare()  # again: a cleaner of temporary files may have removed the folder
+        listener = SqliteListener(self._database, None if self._problem else self._folder)
+        if listener.fileno() is None and not self._problem:
+            self._problem = f"no socket can be made in the runtime folder {self._folder}; polling instead"
+        return listener
 
 
 class SqliteListener:
@@ -123,10 +127,14 @@ class SqliteListener:
         self.interval = _FAST_POLL_SECONDS
         if folder is not None:
             self._path = folder / f"{os.getpid()}-{secrets.token_hex(3)}"
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-            self._socket.bind(str(self._path))
-            self.interval = _POLL_SECONDS
+            ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                ear.setblocking(False)
+                ear.bind(str(self._path))
+            except OSError:
+                ear.close()
+            else:
+                self._socket, self.interval = ear, _POLL_SECONDS
 
     def _data_version(self) -> int:
         with self._lock:

@@ -33,22 +33,24 @@ class NatsNotifier:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._thread: NatsThread | None = None
+        self._closed = False
         _notifiers.add(self)
 
     def announce(self, rings: Iterable[Ring]) -> None:
         posted = list(rings)
         if posted:
-            with suppress(RuntimeError):  # the interpreter is shutting down and starts no more threads
+            with suppress(RuntimeError):  # it is closed, or the interpreter is shutting down and starts no more threads
                 self._opened().post(posted)
 
     def listen(self) -> NatsListener:
         return NatsListener(self._opened())
 
     def problem(self) -> str:
-        return self._opened().problem()
+        return "it is closed" if self._closed else self._opened().problem()
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
             atexit.unregister(self.close)
@@ -56,6 +58,8 @@ class NatsNotifier:
 
     def _opened(self) -> NatsThread:
         with self._lock:
+            if self._closed:
+                raise RuntimeError("this notifier is closed; open another one")
             if self._thread is None:
                 self._thread = NatsThread(self.address, Names(self._namespace))
                 atexit.register(self.close)
