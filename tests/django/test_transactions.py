@@ -36,7 +36,9 @@ print([found(lost), found(undone), *early, found(kept), found(many), found(plain
 
 IN_CASES = """
 import asyncio
-from django.db import connection, transaction
+import threading
+from asgiref.sync import SyncToAsync
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
 from orders.models import Order
 from orders.tasks import apay, jobs, pay
@@ -51,6 +53,21 @@ class Rollback(TestCase):
                 apay.enqueue(orders[1].pk)
             assert queue.drain() == 2
         assert Order.objects.filter(paid=True).count() == 2
+
+    def test_an_async_handler_keeps_no_connection_of_the_test(self):
+        # Its thread may come to the end of the attempt when the test is over.
+        thread, over = SyncToAsync.single_thread_executor, threading.Event()
+
+        @jobs.task
+        async def last() -> None:
+            thread.submit(over.wait)
+
+        with jobs.testing() as queue:
+            with self.captureOnCommitCallbacks(execute=True):
+                last.enqueue()
+            assert queue.drain() == 1
+        over.set()
+        assert connections[DEFAULT_DB_ALIAS] not in thread.submit(connections.all).result()
 
     def test_nothing_is_left_of_another_test(self):
         assert not Order.objects.exists()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import select
 import sys
-import warnings
 from collections.abc import Callable, Generator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +14,7 @@ from threading import enumerate as threads
 import apsw
 import pytest
 
+from garbage import nothing_dropped_open
 from servers import shared_postgres, shared_valkey
 from tenure.notifiers.nats import NatsNotifier
 from tenure.notifiers.poll import PollNotifier
@@ -151,8 +150,7 @@ def test_threads_that_ring_first_at_once_leave_no_socket_open(database: Path, ru
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with nothing_dropped_open():
             for _ in range(100):
                 notifier, start = SqliteNotifier(str(database), str(runtime)), Barrier(4)
 
@@ -168,10 +166,8 @@ def test_threads_that_ring_first_at_once_leave_no_socket_open(database: Path, ru
                     thread.join()
                 ear.close()
                 notifier.close()
-            gc.collect()
     finally:
         sys.setswitchinterval(interval)
-    assert [str(each.message) for each in told] == []
 
 
 NOTIFIERS: dict[str, Callable[[Path, Path], Notifier]] = {
@@ -189,14 +185,11 @@ def test_once_it_is_closed_a_ring_opens_nothing(kind: str, database: Path, runti
     notifier.announce([QUEUED])
     notifier.close()
     before = set(threads())
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with nothing_dropped_open():
         notifier.announce([QUEUED])
-        assert set(threads()) == before
+        assert set(threads()) <= before
         del notifier
-        gc.collect()
     ear.close()
-    assert [str(each.message) for each in told] == []
 
 
 def test_a_runtime_folder_that_was_removed_is_made_anew_for_the_next_listener(database: Path, runtime: Path) -> None:

@@ -107,7 +107,16 @@ def connecting(codec: Codec | None) -> Callable[[Settings], Store]:
 
 def connect_both(settings: Settings, codec: Codec | None = None) -> tuple[Store, Notifier]:
     store = connect(settings, codec)
-    return store, open_notifier(settings, store)
+    return store, notifier_of(settings, store)
+
+
+def notifier_of(settings: Settings, store: Store) -> Notifier:
+    """The notifier for a store that was just opened, which is closed if there can be none."""
+    try:
+        return open_notifier(settings, store)
+    except BaseException:
+        store.close()
+        raise
 
 
 def shown(store: Store, codec: Codec | None = None) -> Store:

@@ -100,7 +100,7 @@ def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> 
 
 
 def _connected(settings: Settings, app: Tenure | None, opened: ExitStack) -> Admin:
-    from tenure.app.backends import open_notifier, shown
+    from tenure.app.backends import notifier_of, shown
     from tenure.operations.admin import Admin
 
     store = shown(store_of(settings, may_create=app is not None), app.codec if app else None)
@@ -109,8 +109,8 @@ def _connected(settings: Settings, app: Tenure | None, opened: ExitStack) -> Adm
     except BaseException:
         store.close()
         raise
+    notifier = notifier_of(settings, store)
     opened.callback(store.close)
-    notifier = open_notifier(settings, store)
     opened.callback(notifier.close)
     return Admin(store, notifier, settings)
 

@@ -151,7 +151,7 @@ def guard(
         )
 
     def opened() -> tuple[Store, Notifier, Settings]:
-        from tenure.app.backends import open_notifier, open_store
+        from tenure.app.backends import notifier_of, open_store
 
         store = open_store(settings)
         try:
@@ -159,7 +159,7 @@ def guard(
         except BaseException:
             store.close()
             raise
-        return store, open_notifier(settings, store), settings
+        return store, notifier_of(settings, store), settings
 
     # Workers and `tenure check` report on the store's settings; here each call would repeat it in cron's mail.
     logging.getLogger("tenure.store").addHandler(_SILENCE)

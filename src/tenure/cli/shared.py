@@ -100,13 +100,13 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 @contextmanager
 def admin_of(shared: Shared) -> Generator[Admin]:
     """The opened store, with operator access."""
-    from tenure.app.backends import open_notifier, shown
+    from tenure.app.backends import notifier_of, shown
     from tenure.operations.admin import Admin
 
     settings, codec = shared.settings(), shared.codec()
     store = shown(store_of(settings), codec)
     store.open()
-    notifier = open_notifier(settings, store)
+    notifier = notifier_of(settings, store)
     try:
         yield Admin(store, notifier, settings, who=operator())
     finally:

@@ -46,10 +46,10 @@ class DjangoApp(Tenure):
         if self._home is not None and self._home.moved:
             self.forget()
         if self._home is None:
-            self._home = home.read()
-            self._code = dict(self._home.settings)
-            self._imports = self._home.imports
-            self.codec = self._home.codec
+            found = home.read()
+            self._code, self._imports, self.codec = dict(found.settings), found.imports, found.codec
+            self._home = found  # last: another thread then has the rest, too
+            return found
         return self._home
 
     def forget(self) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock, current_thread
 from typing import Any
 
@@ -27,12 +28,12 @@ _lent: list[Any] = []  #: the connections of a test, which its handlers use too:
 
 def fresh_connections(job: Job[Any]) -> Iterator[None]:
     """No attempt meets a connection that an earlier one left broken, or that the server has closed since."""
-    run = _thread_of_connections()
-    run(_before)
+    run, mine = _thread_of_connections(), tuple(_lent)  # its end may come to that thread when the test is over
+    run(partial(_before, mine))
     try:
         yield
     finally:
-        run(_after)
+        run(partial(_after, mine))
 
 
 def _thread_of_connections() -> Callable[[Callable[[], None]], object]:
@@ -102,9 +103,9 @@ def _closed(connection: Any) -> None:
         _log.warning("a database connection could not be closed", exc_info=True)
 
 
-def _before() -> None:
-    if _lent:
-        for connection in _lent:
+def _before(mine: Sequence[Any]) -> None:
+    if mine:
+        for connection in mine:
             connections[connection.alias] = connection
         return
     _kept.take()
@@ -114,9 +115,9 @@ def _before() -> None:
         connection.health_check_enabled = True
 
 
-def _after() -> None:
-    if _lent:
-        for connection in _lent:
+def _after(mine: Sequence[Any]) -> None:
+    if mine:
+        for connection in mine:
             del connections[connection.alias]
         return
     _close_old()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -131,9 +132,13 @@ def _beside(name: object) -> Path:
     """
     text = str(name)
     if text == ":memory:" or "mode=memory" in text:  # a test run: no other process can see Django's database either
-        return Path(_scratch().name) / "tenure.db"
+        with _making:
+            return Path(_scratch().name) / "tenure.db"
     path = Path(text).absolute()
     return path.with_name(f"{path.stem}.tenure{path.suffix or '.db'}")
+
+
+_making = threading.Lock()
 
 
 @cache

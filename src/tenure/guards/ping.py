@@ -48,8 +48,13 @@ class Ping:
         """Send this, after what was told before."""
         self._unsent.put((what, says))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._send_all, name="tenure-ping", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._send_all, name="tenure-ping", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # the command goes on
+                self._say(f"ping: {what} is not sent: {error}")
+            else:
+                self._thread = thread
 
     def close(self) -> None:
         """Wait for what is unsent, but not for long."""

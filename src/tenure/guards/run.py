@@ -150,16 +150,16 @@ class GuardedRun:
             while (why := self._try_to_begin()) is not None:
                 if self._boot() > deadline:
                     raise StoreAway(f"{self.name}: the store was out of reach for {spell(PATIENCE)}: {why}")
+            self._began_at = self._boot()
+            if self._timeout is not None:
+                self.stop.timeout_at = self._boot() + self._timeout
+            self._beat_at = self.holder.landed.next_at
+            self._on_renewed(self.holder.landed)
+            self._heartbeat = Duty("tenure-guard", self._beat, failed=self._failed)
+            self._heartbeat.start()
         except BaseException:
             self._release()
             raise
-        self._began_at = self._boot()
-        if self._timeout is not None:
-            self.stop.timeout_at = self._boot() + self._timeout
-        self._beat_at = self.holder.landed.next_at
-        self._on_renewed(self.holder.landed)
-        self._heartbeat = Duty("tenure-guard", self._beat, failed=self._failed)
-        self._heartbeat.start()
 
     def _try_to_begin(self) -> str | None:
         """Why the run has not begun yet; None: it has."""
@@ -330,7 +330,7 @@ class GuardedRun:
         self.stop.end()
         if self._heartbeat is not None:
             self._heartbeat.stop()
-            self._heartbeat.thread.join()
+            self._heartbeat.join()
         if self._opened is None:
             return
         store, notifier, _ = self._opened

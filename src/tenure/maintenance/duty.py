@@ -42,6 +42,11 @@ class Duty:
         self._stopped = True
         self._wake.set()
 
+    def join(self) -> None:
+        """Return when its thread has ended; at once if it was never started."""
+        if self.thread.ident is not None:
+            self.thread.join()
+
     def _run(self) -> None:
         try:
             while not self._stopped:

@@ -52,7 +52,12 @@ class Lifeline:
     def create(cls) -> Lifeline:
         with tempfile.TemporaryFile() as file:  # unlinked at once: only a process that inherits it can open it
             file.truncate(_SIZE)
-            return cls(os.dup(file.fileno()))
+            fd = os.dup(file.fileno())
+        try:
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def renewed(self, renewal: Renewal) -> None:
         """Extend the deadlines after a successful renewal."""

@@ -135,7 +135,7 @@ class Maintenance:
 
     def join(self) -> None:
         for duty in self._duties:
-            duty.thread.join()
+            duty.join()
 
     def hurry(self, *names: str) -> None:
         """Have these duties done at once. From any thread; those that are in no roster are ignored."""

@@ -43,14 +43,16 @@ class SqliteNotifier:
     def __init__(self, database: str, runtime_dir: str) -> None:
         # Made here and not by the first ring: two threads that ring first would make two, and one is never closed. A
         # forked child may use it too, since each datagram names its receiver.
-        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._sender.setblocking(False)
+        self._sender = _datagrams()
+        self._deaf = ""  #: why its last listener has no socket
         self._database = os.path.realpath(database)
         self._folder = Path(runtime_dir) / blake2s(self._database.encode(), digest_size=6).hexdigest()
         self._problem = self._prepare()
         self._seen: tuple[int, list[str]] = (-1, [])
 
     def _prepare(self) -> str:
+        if self._sender is None:
+            return "no Unix socket can be made here (not allowed, or too many open files); polling instead"
         longest = len(os.fsencode(self._folder)) + len("/4194304-ffffff")
         if longest > LONGEST_PATH:
             return (
@@ -69,25 +71,17 @@ class SqliteNotifier:
         return ""
 
     def problem(self) -> str:
-        return self._problem
+        return self._problem or self._deaf
 
     def announce(self, rings: Iterable[Ring]) -> None:
-        if self._problem:
+        sender = self._sender
+        if self._problem or sender is None:
             return
         rung: set[tuple[_Kind, str]] = {(ring.kind, ring.queue) for ring in rings}
         for kind, queue in rung:
             message = _KINDS[kind] + queue.encode()
             for address in self._listeners():
-                self._send(message, address)
-
-    def _send(self, message: bytes, address: str) -> None:
-        try:
-            self._sender.sendto(message, address)
-        except (ConnectionRefusedError, FileNotFoundError):
-            with suppress(OSError):
-                Path(address).unlink(missing_ok=True)
-        except OSError:
-            return  # a full buffer already holds a ring; or this notifier is closed, and it is only a ring
+                _send(sender, message, address)
 
     def _listeners(self) -> list[str]:
         try:
@@ -99,16 +93,37 @@ class SqliteNotifier:
         return self._seen[1]
 
     def close(self) -> None:
-        self._sender.close()
+        if self._sender is not None:
+            self._sender.close()
 
     __del__ = close  # an app that was only read from may be dropped without a word
 
     def listen(self) -> SqliteListener:
         self._problem = self._prepare()  # again: a cleaner of temporary files may have removed the folder
         listener = SqliteListener(self._database, None if self._problem else self._folder)
-        if listener.fileno() is None and not self._problem:
-            self._problem = f"no socket can be made in the runtime folder {self._folder}; polling instead"
+        lacks = listener.fileno() is None
+        self._deaf = f"no socket can be made in the runtime folder {self._folder}; polling instead" if lacks else ""
         return listener
+
+
+def _datagrams() -> socket.socket | None:
+    """None: no socket can be made. A service may be allowed Internet sockets only, a process have too many files."""
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    made.setblocking(False)
+    return made
+
+
+def _send(sender: socket.socket, message: bytes, address: str) -> None:
+    try:
+        sender.sendto(message, address)
+    except (ConnectionRefusedError, FileNotFoundError):
+        with suppress(OSError):
+            Path(address).unlink(missing_ok=True)
+    except OSError:
+        return  # a full buffer already holds a ring; or the notifier is closed, and it is only a ring
 
 
 class SqliteListener:
@@ -127,14 +142,20 @@ class SqliteListener:
         self.interval = _FAST_POLL_SECONDS
         if folder is not None:
             self._path = folder / f"{os.getpid()}-{secrets.token_hex(3)}"
-            ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            try:
-                ear.setblocking(False)
-                ear.bind(str(self._path))
-            except OSError:
-                ear.close()
-            else:
-                self._socket, self.interval = ear, _POLL_SECONDS
+            self._socket = self._bound()
+        if self._socket is not None:
+            self.interval = _POLL_SECONDS
+
+    def _bound(self) -> socket.socket | None:
+        made = _datagrams()
+        if made is None:
+            return None
+        try:
+            made.bind(str(self._path))
+        except OSError:
+            made.close()
+            return None
+        return made
 
     def _data_version(self) -> int:
         with self._lock:
@@ -170,7 +191,8 @@ class SqliteListener:
         if self._socket is not None:
             self._socket.close()
             if os.getpid() == self._pid:
-                self._path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._path.unlink(missing_ok=True)
         with self._lock:
             self._disconnect()
 

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Any, NamedTuple
@@ -30,6 +31,14 @@ class Ended(NamedTuple):
 
     code: int  #: negative for a signal
     peak: int  #: KiB of memory
+
+
+def _pidfd(pid: int) -> int:
+    """-1: this kernel has none, or its sandbox forbids it. The end of the process is then known by its link."""
+    try:
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+    except OSError:
+        return -1
 
 
 @dataclass(slots=True)
@@ -70,10 +79,13 @@ class WorkerProcess:
 
         From the main thread only: the process dies with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
         """
+        token = new_token()
         ours, theirs = socket.socketpair()
-        lifeline, dump, token = Lifeline.create(), tempfile.TemporaryFile(), new_token()  # noqa: SIM115
-        handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
-        try:
+        with theirs, ExitStack() as made:
+            made.callback(ours.close)
+            lifeline, dump = made.enter_context(closing(Lifeline.create())), tempfile.TemporaryFile()  # noqa: SIM115
+            made.callback(dump.close)
+            handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
             process = subprocess.Popen(
                 [*command, *map(str, handles)],
                 pass_fds=handles[:3],
@@ -81,15 +93,8 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
-        except OSError:
-            for end in (ours, lifeline, dump):
-                end.close()
-            raise
-        finally:
-            theirs.close()
-        pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
-        name = worker_id(process.pid, token)
-        return cls(process, pidfd, Link(ours), lifeline, dump, token, name)
+            made.pop_all()
+        return cls(process, _pidfd(process.pid), Link(ours), lifeline, dump, token, worker_id(process.pid, token))
 
     def load(self, runner: Runner, replaces: str) -> None:
         """Tell it to import the app, and to report."""

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +91,7 @@ class Parts:
             part.stop()
         self.shared.store.close()
         self.renewals.close()
+        self.notifier.close()  # it sends what the last rescues rang
 
 
 class Supervisor:
@@ -285,13 +287,13 @@ class Supervisor:
         return slots
 
     def _open(self, settings: Settings) -> Parts:
-        renewals = timed(self._open_store(settings), self.tally)
-        try:
+        with ExitStack() as opened:
+            renewals = timed(self._open_store(settings), self.tally)
+            opened.callback(renewals.close)
             store = timed(self._open_store(settings), self.tally)
-        except BaseException:
-            renewals.close()
-            raise
-        notifier = self._open_notifier(settings, store)
+            opened.callback(store.close)
+            notifier = self._open_notifier(settings, store)
+            opened.pop_all()
         if notifier.problem():
             self._events.emit(NotifierDegraded(problem=notifier.problem()))
         processes, outage = self._processes, self._outage

@@ -66,10 +66,13 @@ class Watch:
         task, line = stalls.name(stalls.dump(worker.process.pid, worker.dump.fileno()), functions)
         worker.blockers, worker.blocked_at = (), line  # not those of an earlier stall
         worker.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
-        if task:
-            Thread(target=self._look_up, args=(worker, task, line, silent), daemon=True).start()
-        else:
-            self._tell(worker, task, line, silent, ())
+        try:
+            if task:
+                Thread(target=self._look_up, args=(worker, task, line, silent), daemon=True).start()
+                return
+        except RuntimeError:  # no thread can be started
+            pass
+        self._tell(worker, task, line, silent, ())
 
     def _look_up(self, worker: WorkerProcess, task: str, line: str, silent: float) -> None:
         """Look up which jobs block it. In a thread of its own."""

@@ -6,6 +6,7 @@ Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import warnings
 from collections import defaultdict
@@ -80,12 +81,14 @@ class Client:
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
+        self._changing_gatherers = threading.Lock()
         self.in_test = False  #: in `jobs.testing()`, where jobs run only while the test drains
         self.watch = Watch(lambda seen: self.store.updates(seen, limit=RETURNED))
 
     def close(self) -> None:
-        for gatherer in list(self._gatherers.values()):
-            gatherer.close()
+        with self._changing_gatherers:
+            for gatherer in list(self._gatherers.values()):
+                gatherer.close()
         self.watch.close()
         self.store.close()  # before the notifier: it may still see a transaction commit, and ring
         self.notifier.close()
@@ -169,13 +172,15 @@ class Client:
 
     async def _gathered(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
-        gatherer = self._gatherers.get(loop)
-        if gatherer is None:
-            for other, theirs in list(self._gatherers.items()):
-                if other.is_closed():
-                    theirs.give_up()
-            gatherer = self._gatherers[loop] = Gatherer(self.enqueue, self._enqueue_on_loop)
+        gatherer = self._gatherers.get(loop) or self._new_gatherer(loop)
         return await gatherer.add(drafts)
+
+    def _new_gatherer(self, loop: asyncio.AbstractEventLoop) -> Gatherer:
+        with self._changing_gatherers:
+            for ended in [other for other in self._gatherers if other.is_closed()]:
+                self._gatherers.pop(ended).give_up()
+            gatherer = self._gatherers[loop] = Gatherer(self.enqueue, self._enqueue_on_loop)
+        return gatherer
 
     def refuse_beside_transaction(self, what: str = _JOIN) -> None:
         """Raise StoreError inside `jobs.transaction()`: a write outside it would wait for it."""

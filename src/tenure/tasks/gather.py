@@ -231,6 +231,8 @@ class _Lane:
             later, self._waiting, self._busy = self._waiting, [], False
             fail(batch + later, error)
             raise
+        finally:
+            self._writing = None  # a task holds its loop, and a loop that is still held is not forgotten
         self._pass_on(batch, answers)
 
     def _pass_on(self, batch: list[_Caller], answers: list[_Answer]) -> None:

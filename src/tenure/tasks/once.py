@@ -77,7 +77,11 @@ class Key:
     @contextmanager
     def held(self) -> Generator[None]:
         """Hold the key for as long as this block runs."""
-        threading.Thread(target=self._renew, name="tenure-once", daemon=True).start()
+        try:
+            threading.Thread(target=self._renew, name="tenure-once", daemon=True).start()
+        except RuntimeError:  # no thread can be started
+            self.release()
+            raise
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ queue. Libraries are recognized by the classes they have loaded; none is importe
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -97,6 +98,7 @@ class Transactions:
         self._store = store
         self._new_fates = new_fates
         self._fates: Fates | None = None
+        self._finding_fates = threading.Lock()  #: a test may enqueue from several threads
         self._open: dict[int, _Mirror] = {}
         self._listening: list[tuple[object, str, Callable[..., None]]] = []
 
@@ -170,9 +172,9 @@ class Transactions:
     # ── drivers ──
 
     def _driver(self, tx: object) -> _Mirror:
-        if self._fates is None:
-            self._fates = self._new_fates()
-        mark = self._fates.mark(tx)
+        with self._finding_fates:
+            fates = self._fates = self._fates or self._new_fates()
+        mark = fates.mark(tx)
         self.settle()  # an earlier transaction of this connection, and savepoints that were rolled back
         mirror = self._open.get(id(mark.connection))
         if mirror is None:

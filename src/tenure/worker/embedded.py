@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.maintenance.duty import Duty
 from tenure.maintenance.holder import LeaseHolder, identity
-from tenure.maintenance.maintenance import Alarm, Maintenance, NewAlarm
+from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
 from tenure.maintenance.roster import Row, Turn
 from tenure.ports import Notifier, Store
@@ -337,42 +337,64 @@ class Embedded:
         self._is_open, self._closes_once = False, threading.Lock()
         settings, program, events = self._settings, self._program, Events()
         declares = declaration(program, settings)
-        store, renewals = self._open_store(settings), self._open_store(settings)
-        notifier = self._open_notifier(settings, store)
-        self._opened = _Opened(store, renewals, notifier)
+        self._alarm, self._threads = None, []
+        self._rescues: RescueTraces | None = None
+        self._opened = self._connect()
+        store, _, notifier = self._opened
         self._maintenance = maintenance = Maintenance(
             store, notifier, events, settings, mine=lambda: frozenset({serving.holder.id})
         )
-        maintenance.declare(declares)
-        self._alarm = self._new_alarm(settings, store, notifier, maintenance.lags) if self._new_alarm else None
         serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events, caller)
         maintenance.rest.add(Row("orders", self._carry_out_orders, LOOK_FOR_ORDERS_SECONDS))
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
+        try:
+            self._begin(caller, declares, events)
+        except BaseException:
+            serving.leave()
+            serving.ready.set()  # a duty that fails waits for it
+            self._beating.stop()
+            maintenance.stop()
+            self._close()
+            raise
+        self._is_open = True
+
+    def _connect(self) -> _Opened:
+        with ExitStack() as opened:
+            store = self._open_store(self._settings)
+            opened.callback(store.close)
+            renewals = self._open_store(self._settings)
+            opened.callback(renewals.close)
+            notifier = self._open_notifier(self._settings, store)
+            opened.pop_all()
+        return _Opened(store, renewals, notifier)
+
+    def _begin(self, caller: _Caller | None, declares: Declaration, events: Events) -> None:
+        """Start all threads, and return when jobs can run. What is begun when this raises, the caller ends."""
+        store, _, notifier = self._opened
+        maintenance, serving, tracing = self._maintenance, self._serving, self._program.tracing
+        maintenance.declare(declares)
+        if self._new_alarm is not None:
+            self._alarm = self._new_alarm(self._settings, store, notifier, maintenance.lags)
         maintenance.declare_limits(declares)
         serving.register()
-        tracing = program.tracing
         self._rescues = RescueTraces(store, tracing, lambda: serving.holder.id, events) if tracing else None
-        self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
         if self._alarm is not None:
             maintenance.start(failed=self._duty_failed)
             self._alarm.start()
         if caller is not None:
             caller.loop.on_end = self._loop_ended
-        for thread in self._threads:
+        for thread in (threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread):
             thread.start()
+            self._threads.append(thread)
         serving.ready.wait()
-        failure = serving.failure
-        if failure is not None:
-            serving.leave()
-            self._close()
-            raise failure
-        self._is_open = True
+        if serving.failure is not None:
+            raise serving.failure
 
     def _close(self) -> None:
         for thread in self._threads:
             thread.join()
+        self._maintenance.join()
         if self._alarm is not None:
-            self._maintenance.join()
             self._alarm.stop()
         if self._rescues is not None:
             self._rescues.close()

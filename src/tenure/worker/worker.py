@@ -164,6 +164,9 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._release()
+
+    def _release(self) -> None:
         self._doorbell.stop()
         self._slots.access.close()
         self._attempts.close()
@@ -202,6 +205,9 @@ class Worker:
             self._loop.call_exception_handler(
                 {"message": f"tenure: {task.get_name()} failed; this worker stops", "exception": error}
             )
+            for each in self._tasks:
+                each.cancel()
+            self._release()  # the program may go on, and embed another worker
             self._loop.stop()
 
 
@@ -217,6 +223,9 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
     while True:
         try:
             result = runner.get_loop().run_until_complete(serving)
+        except Exception:
+            runner.get_loop().close()  # not the runner, which would wait for handlers and threads that never end
+            raise
         except (SystemExit, KeyboardInterrupt) as stray:
             if os.getpid() != pid:  # a handler has forked, and its child is not a second worker
                 code = stray.code if isinstance(stray, SystemExit) else 1
@@ -225,5 +234,5 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
                 raise
             logging.getLogger("tenure.worker").error("a task started by a handler ended with %r", stray)
         else:
-            runner.close()  # on success only: after a failure it would wait for handlers and threads that never end
+            runner.close()
             return result

@@ -46,7 +46,7 @@ class NatsNotifier:
         return NatsListener(self._opened())
 
     def problem(self) -> str:
-        return "it is closed" if self._closed else self._opened().problem()
+        return "" if self._closed else self._opened().problem()
 
     def close(self) -> None:
         with self._lock:

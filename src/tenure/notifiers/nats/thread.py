@@ -39,9 +39,13 @@ class NatsThread:
         self._publisher = Publisher(self._connection, names)
         self._deliveries = Deliveries(self._connection, self._stream, names)
         self._loop = _Loop()
-        self._main: asyncio.Task[None] = self._loop.create_task(self._serve())
+        self._main: asyncio.Task[None]
         self._thread = threading.Thread(target=self._run, name="tenure-nats", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be started
+            self._loop.close()
+            raise
 
     # ── for other threads ──
 
@@ -67,7 +71,7 @@ class NatsThread:
     def close(self) -> None:
         if not self._connection.known.is_set() or not self._connection.problem:
             self._wait(self._all_sent())
-        self._call(self._main.cancel)
+        self._call(lambda: self._main.cancel())
         self._thread.join(CLOSE_SECONDS)
 
     def _call(self, function: Callable[..., object], *args: object) -> None:
@@ -88,6 +92,7 @@ class NatsThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._main = self._loop.create_task(self._serve())
         try:
             self._loop.run_until_complete(self._main)
         except asyncio.CancelledError:

@@ -93,10 +93,11 @@ class OffloadStore:
         with self._lock:
             if self._kept.get(name, float("-inf")) > monotonic() - KEPT_SECONDS:
                 return None
-            if name not in self._puts:
-                self._puts[name] = put = self._pool.submit(self._write, name, data)
+            put = self._puts.get(name)
+            if put is None:
+                put = self._puts[name] = self._pool.submit(self._write, name, data)
                 put.add_done_callback(lambda _: self._puts.pop(name, None))
-            return self._puts[name]
+            return put
 
     def _write(self, name: str, data: bytes) -> None:
         began = monotonic()

@@ -6,6 +6,7 @@ transaction, and each savepoint in which something was written, has an id, whose
 
 from __future__ import annotations
 
+import threading
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Fates:
 
     def __init__(self) -> None:
         self._servers: dict[tuple[tuple[str, object], ...], psycopg.Connection[Any]] = {}  #: by how to reach them
+        self._connecting = threading.Lock()
         self._observers: dict[str, psycopg.Connection[Any]] = {}  #: by the ids that were made on their servers
 
     def mark(self, tx: object) -> Mark:
@@ -46,9 +48,11 @@ class Fates:
         joined.execute("SELECT lo_unlink(CAST(:p AS oid))", (made,))
         mark = Mark(joined.connection, top, _whole(int(low), int(top)))
         way = _way_to(joined.connection)
-        found = self._servers.get(key := tuple(sorted(way.items(), key=lambda each: each[0])))
-        if found is None:
-            found = self._servers[key] = psycopg.connect(**way, autocommit=True)
+        key = tuple(sorted(way.items(), key=lambda each: each[0]))
+        with self._connecting:
+            found = self._servers.get(key)
+            if found is None:
+                found = self._servers[key] = psycopg.connect(**way, autocommit=True)
         self._observers[top] = self._observers[mark.savepoint] = found
         return mark
 

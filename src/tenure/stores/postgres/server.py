@@ -81,6 +81,12 @@ _SESSION: LiteralString = f"""
     SET enable_mergejoin = off;
     SET jit = off"""
 
+#: The server undid the whole transaction. The last: this process was stopped in it for a moment (`cut_off_after`).
+_ROLLED_BACK = (
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+    psycopg.errors.IdleInTransactionSessionTimeout,
+)
 _AWAY_CLASSES = ("08", "53", "57", "58", "40")
 _READ_ONLY = "25006"
 _UNDONE = "an error in this transaction made PostgreSQL roll it back: nothing of it is stored"
@@ -378,14 +384,13 @@ class Server:
             self._end(each)
 
     def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS, *, strict: bool = False) -> T:
-        """Run `call` with a connection. Deadlocks and serialization failures are retried: they changed nothing."""
+        """Run `call` with a connection. If it changed nothing, as after a deadlock, it is run again: `_ROLLED_BACK`."""
         for last in (*[False] * (TRIES - 1), True):
             try:
                 with self.connection(seconds, strict=strict) as connection:
                     return call(connection)
-            except StoreAway as error:
-                cause = error.__cause__
-                if last or not isinstance(cause, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
+            except StoreError as error:
+                if last or not isinstance(error.__cause__, _ROLLED_BACK):
                     raise
             time.sleep(uniform(0.005, 0.05))  # let the other transaction get the lock it waits for
         raise AssertionError("the last try returns or raises")

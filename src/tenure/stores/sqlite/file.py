@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -80,7 +81,7 @@ def mapped(error: BaseException, path: str) -> BaseException:
 
 # ── The guard against other opens in this process ───────────────────────────────────────────────────────────────
 
-_held: dict[str, int] = {}
+_held: dict[int, str] = {}  #: by the id of its DatabaseFile, which is gone from here when that is dropped unclosed
 _hooked = False
 
 
@@ -93,27 +94,24 @@ def _guard(event: str, args: tuple[Any, ...]) -> None:
     text = os.fsdecode(name)  # pyright: ignore[reportUnknownArgumentType]
     text = text.removeprefix("file:").partition("?")[0]
     base = text.removesuffix("-wal").removesuffix("-shm")
-    if os.path.realpath(base) in _held:
+    if os.path.realpath(base) in list(_held.values()):
         raise StoreError(
             f"{text} is open in Tenure in this process: opening it in any other way drops its locks and can lose "
             "committed jobs. Use jobs.transaction() for your own SQL, `tenure backup` for a copy."
         )
 
 
-def _hold(path: str) -> None:
+def _hold(file: DatabaseFile) -> None:
     global _hooked
-    _held[path] = _held.get(path, 0) + 1
+    _held[id(file)] = file.path
+    weakref.finalize(file, _held.pop, id(file), None).atexit = False
     if not _hooked:
         sys.addaudithook(_guard)
         _hooked = True
 
 
-def _release(path: str) -> None:
-    left = _held.get(path, 0) - 1
-    if left > 0:
-        _held[path] = left
-    else:
-        _held.pop(path, None)
+def _release(file: DatabaseFile) -> None:
+    _held.pop(id(file), None)
 
 
 # ── The file ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,7 +275,7 @@ class DatabaseFile:
         self.refuse_child()
         forks.refuse_sqlite()
         forks.add(self)
-        _hold(self.path)
+        _hold(self)
         self._open = True
         try:
             with self._turn, self._reading:
@@ -326,7 +324,7 @@ class DatabaseFile:
         """Wait for the calls in progress; a connection whose call does not end in time stays open."""
         if not self.mine:  # its connections are the parent's
             return
-        was_open, self._open = self._open, False
+        self._open = False
         if self._reading.acquire(timeout=CLOSE_SECONDS):
             self._close_reader()
             self._reading.release()
@@ -334,9 +332,9 @@ class DatabaseFile:
             if self._transaction_ended(CLOSE_SECONDS):
                 self._close_writer()
             self._turn.release()
-        if was_open:
+        if self._reader is None and self._writer is None:  # else they are still open, in a call
             forks.discard(self)
-            _release(self.path)
+            _release(self)
 
     def _close_reader(self) -> None:
         connection, self._reader = self._reader, None
@@ -383,7 +381,7 @@ class DatabaseFile:
         for connection in (self._writer, self._reader):
             if connection is not None:
                 forks.keep_forever(connection)
-        unused = paused or not self._open
+        unused = paused or not (self._open or self._writer or self._reader)
         self._writer = self._reader = None
         self._open = False
         _held.clear()
