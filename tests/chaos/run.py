@@ -37,8 +37,9 @@ PAGE = 500  #: jobs that are read at once when all is over: some are large
 CLIENTS_SECONDS = 60.0
 LOAD_SECONDS = 600.0  #: for a load to be there, and to be taken back
 AWAY = 75  #: the exit code of a supervisor that finds no store at its start: its service manager restarts it
-#: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md).
-WAKING_SECONDS = 1.0
+#: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md). Here its
+#: processes compete with all others for two cores, so that second lasts longer.
+WAKING_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -421,7 +421,7 @@ def test_a_postgres_that_fails_over_to_an_older_copy_loses_that_and_touches_noth
     place = Place(primary.create_database())
     migrate(place)
     with Site(tmp_path, place) as site:
-        site.supervisor(lease="20s", concurrency=20, env={"TENURE_QUEUES": "default,held"})
+        site.supervisor(lease="60s", concurrency=20, env={"TENURE_QUEUES": "default,held"})
         site.store.pause("held", paused=True)
         answered: dict[str, float] = {}
         with enqueueing(answered, []):

@@ -331,6 +331,18 @@ def test_a_job_larger_than_a_batch_is_claimed(store: Store) -> None:
     assert [each.id for each in claim(store, worker, 2)] == [second]
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_jobs_of_just_their_share_of_a_batch_are_all_handed_over(more: int, store: Store) -> None:
+    """Jobs that are smaller may be packed in another way."""
+    if kept_elsewhere(store):
+        pytest.skip("a claim has only what stands for a large value")
+    worker, size = start(store), BATCH_BYTES // 2 + more - len("{}")  # of its meta
+    jobs = [put(store, payload=f'"{"x" * (size - 2)}"') for _ in range(2)]
+
+    found = ids(claim(store, worker, 2))
+    assert found + ids(claim(store, worker, 2)) == jobs
+
+
 # ── From very many queues: the store looks only into those that have jobs ──
 
 

@@ -15,8 +15,8 @@ from django.db import connection
 
 def cut(only="true"):
     with psycopg.connect({url!r}, autocommit=True) as server:
-        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + only +
-                       " AND datname = current_database() AND pid <> pg_backend_pid()")
+        return server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + only +
+                              " AND datname = current_database() AND pid <> pg_backend_pid()").rowcount
 
 order = Order.objects.create().pk
 connection.close()
@@ -66,9 +66,8 @@ RUNNING = """
     for task in (hold, ahold):
         mark = Path({mark!r}) / task.name
         handle = task.enqueue(str(mark))
-        while not mark.exists():
+        while not cut("query LIKE '%pg_sleep%'"):
             sleep(0.01)
-        cut("query LIKE '%pg_sleep%'")
         assert handle.result("60s") is True
         found = jobs.client().store.get(str(handle.id))
         assert (found.attempt, found.failures, found.crashes) == (2, 0, 0), found

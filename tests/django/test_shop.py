@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from servers import free_port
 from waiting import until
 
 SHOP = Path(__file__).resolve().parents[2] / "examples/django_shop"
@@ -33,11 +33,9 @@ def environ(**more: str) -> dict[str, str]:
 
 @pytest.fixture
 def site(shop: Path) -> Iterator[httpx.Client]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(["sh", str(shop / "run.sh")], env=environ(PORT=str(port)), start_new_session=True)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
 
         def answers() -> bool:
             assert process.poll() is None, "run.sh has ended"

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import httpx
 import pytest
 
 from docs.test_pages import ROOT, _environment
-from servers import shared_postgres
+from servers import free_port, shared_postgres
 from waiting import until
 
 pytestmark = pytest.mark.thorough
@@ -50,9 +49,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[httpx.Cli
     name, module = request.param, APPS[request.param]
     folder = shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("*.db*", "__pycache__"))
     environ = _environment(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = ["-m", "uvicorn", f"{module}:app", "--port", str(port), "--timeout-graceful-shutdown", "5"]
     with ExitStack() as opened:
         if name == "fastapi_sqlalchemy":

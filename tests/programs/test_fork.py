@@ -221,7 +221,10 @@ for number in range(5):
 thread = threading.Thread(target={busy})
 thread.start()
 assert begun.wait(60)
-threading.Timer(float(sys.argv[1]) if len(sys.argv) > 1 else 0.3, go.set).start()
+def go_on_later() -> None:
+    threading.Timer(float(sys.argv[1]) if len(sys.argv) > 1 else 0.3, go.set).start()
+
+os.register_at_fork(before=go_on_later)  # called before Tenure's own, which waits
 pid = os.fork()
 if pid == 0:
     try:

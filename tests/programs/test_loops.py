@@ -169,7 +169,7 @@ def test_a_web_app_shares_its_engine_with_the_worker_in_its_lifespan(tmp_path: P
             serving = asyncio.create_task(server.serve())
             await until(lambda: server.started)
             port = server.servers[0].sockets[0].getsockname()[1]
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=60) as client:
                 answers = await asyncio.gather(*(client.post(f"http://127.0.0.1:{port}/orders/{n}") for n in range(8)))
             got = [await ship.handle(each.json()["job"]).aresult("20s") for each in answers]
             server.should_exit = True

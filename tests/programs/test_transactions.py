@@ -158,7 +158,8 @@ def write_in_several_calls():
             jobs.enqueue_many(some)
             calls.append(time.monotonic())
         waits, _ = other.communicate()
-    print(len(calls), max(sum(since < call < until for call in calls) for since, until in json.loads(waits)))
+    # The longest but one: a process that was held up once in the middle of its enqueue saw many calls pass.
+    print(len(calls), sorted(sum(since < call < until for call in calls) for since, until in json.loads(waits))[-2])
 
 if len(sys.argv) > 1:
     write_until_told()

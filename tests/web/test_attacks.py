@@ -19,10 +19,11 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.stores.sqlite import SqliteStore
 from tenure.web import memo as memos
-from tenure.web import server
+from tenure.web import server, site
 from tenure.web.dashboard import create
 from tenure.web.memo import Memo
 from tenure.web.security import Visit
+from tenure.web.threads import ThreadPool
 from web.test_security import Place, running
 
 ROOT = "root-secret-0123456789"
@@ -31,11 +32,15 @@ LONG = "9" * 5000  #: digits: more than Python converts to a number
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Its health page waits for the store for longer than two seconds: this process may be held up."""
     folder = tmp_path_factory.mktemp("store")
     settings = load(code={"tokens": f"root:admin:{ROOT}"}, environ={}, folder=folder)
     store = SqliteStore(str(folder / "tenure.db"))
     store.open()
-    yield create(lambda: Admin(store, PollNotifier(), settings), settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "ThreadPool", lambda name, threads, patience: ThreadPool(name, threads, patience=60.0))
+        made = create(lambda: Admin(store, PollNotifier(), settings), settings)
+    yield made
     store.close()
 
 
