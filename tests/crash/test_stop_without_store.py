@@ -35,7 +35,7 @@ def place(place: Place, server: Server) -> Iterator[Place]:
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: Server, times: int) -> None:
     supervisor = site.supervisor(workers=2)
-    site.ended(shop.effect.enqueue(0.0))
+    site.until(lambda: len(site.store.workers()) == 2, "both workers")
     server.stop()
 
     for _ in range(times):
