@@ -218,7 +218,7 @@ class Databases:
         """Run one statement in autocommit, on a connection of its own."""
         import psycopg
 
-        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=60) as connection:
             cursor = connection.execute(sql.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -348,9 +348,9 @@ class Streams:
     async def _delete_streams(self, prefix: str) -> None:
         import nats
 
-        connection = await nats.connect(self.url, connect_timeout=5, allow_reconnect=False)
+        connection = await nats.connect(self.url, connect_timeout=60, allow_reconnect=False)
         try:
-            stream_manager = connection.jetstream()
+            stream_manager = connection.jetstream(timeout=60)
             for stream in await stream_manager.streams_info():
                 if (stream.config.name or "").startswith(prefix):
                     await stream_manager.delete_stream(stream.config.name or "")

@@ -618,7 +618,7 @@ def test_a_thousand_watchers_of_one_job_share_their_looks(rig: Rig) -> None:
 
     assert len(seen) == 1000
     assert {each[-1] for each in seen} == {State.COMPLETED}
-    assert next(looks) < 100
+    assert next(looks) < 1000, "each would look three times by itself"
 
 
 def test_a_signal_whose_reply_was_lost_has_arrived_and_one_that_another_was_faster_than_has_not(

@@ -24,6 +24,7 @@ from tenure.notifiers.sqlite import SqliteNotifier
 from tenure.ports import ANY
 from tenure.stores.sqlite import SqliteStore, file
 from tenure.supervisor.process import WorkerProcess
+from waiting import until
 
 
 class Conn: ...
@@ -54,7 +55,11 @@ def nothing_left(database: Path) -> Generator[None]:
     before = set(threading.enumerate())
     with nothing_dropped_open():
         yield
-    assert [each.name for each in set(threading.enumerate()) - before if each.name.startswith("tenure")] == []
+
+    def ended() -> bool:
+        return not any(each.name.startswith("tenure") for each in set(threading.enumerate()) - before)
+
+    until(ended, "its threads to end")
     assert str(database) not in file._held.values()
     sqlite3.connect(database).close()
 
@@ -76,6 +81,14 @@ def test_an_embedded_worker_that_can_not_begin_closes_everything(
     def no_thread(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
+    closed, close = list[SqliteStore](), SqliteStore.close
+
+    def counted(store: SqliteStore) -> None:
+        closed.append(store)
+        close(store)
+
+    monkeypatch.setattr(SqliteStore, "close", counted)
+
     if step == "the notifier":
         jobs.configure({"notifier": "nats"})
     elif step == "the registration":
@@ -84,6 +97,7 @@ def test_an_embedded_worker_that_can_not_begin_closes_everything(
         monkeypatch.setattr(Duty, "start", no_thread)
     with pytest.raises((InvalidOption, StoreAway, RuntimeError)), jobs.worker():
         pytest.fail("it has begun")
+    assert len({id(store) for store in closed}) == 2
 
 
 def test_a_resource_that_can_not_be_opened_leaves_no_event_loop(jobs: Tenure) -> None:

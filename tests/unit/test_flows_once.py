@@ -16,6 +16,7 @@ from tenure import Flow, Tenure, outputs
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Draft, Enqueued
 from tenure.stores.postgres import PostgresStore
+from tenure.tasks import client
 from waiting import until
 
 
@@ -51,6 +52,7 @@ def url() -> Iterator[str]:
 def test_who_makes_it_in_a_transaction_keeps_the_others_waiting(
     end: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client._retried, "__defaults__", (60.0,))
     jobs = Tenure(url, notifier="poll")
     PostgresStore(url).migrate()
     refused = list[Exception]()
@@ -70,7 +72,7 @@ def test_who_makes_it_in_a_transaction_keeps_the_others_waiting(
         until(lambda: len(refused) > 3, "the second waits for the first")
         cast("Callable[[], None]", getattr(theirs, end))()
 
-        made = second.result(30)
+        made = second.result(60)
         assert (first.created, made.created) == (True, end == "rollback")
         assert made.id == first.id
         assert made.handle.status().total == (3 if end == "commit" else 5)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -488,28 +488,31 @@ def test_a_bad_request_costs_nothing_but_itself(
 
 
 def test_more_clients_than_there_is_room_for_are_turned_away_at_once(server: Server) -> None:
-    places, others = _hogs(server, metrics.MOST_REQUESTS), _hogs(server, 20)
-
-    assert all(_is_cut_off(other) for other in others)
-    for place in places:
-        place.close()
+    with _hogs(server, metrics.MOST_REQUESTS), _hogs(server, 20) as others:
+        assert all(_is_cut_off(other) for other in others)
     _until_well(server)
 
 
 def test_slow_clients_are_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.3)
 
-    assert all(_is_cut_off(hog) for hog in _hogs(server, metrics.MOST_REQUESTS))
+    with _hogs(server, metrics.MOST_REQUESTS) as hogs:
+        assert all(_is_cut_off(hog) for hog in hogs)
     _until_well(server)
 
 
-def _hogs(server: Server, number: int) -> list[socket.socket]:
+@contextmanager
+def _hogs(server: Server, number: int) -> Iterator[list[socket.socket]]:
     """Clients that begin a request and never end it."""
-    hogs = [socket.create_connection(server.server_address[:2], timeout=LIMIT) for _ in range(number)]  # type: ignore[arg-type]
-    for hog in hogs:
-        with suppress(OSError):
-            hog.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-    return hogs
+    with ExitStack() as stack:
+        hogs: list[socket.socket] = []
+        for _ in range(number):
+            hog = socket.create_connection(server.server_address[:2], timeout=LIMIT)  # type: ignore[arg-type]
+            hogs.append(stack.enter_context(hog))
+        for hog in hogs:
+            with suppress(OSError):
+                hog.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        yield hogs
 
 
 def _until_well(server: Server) -> None:

@@ -46,6 +46,15 @@ SECONDS = 60.0
 # ── The server, and both ends of the wire ──
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is: the first answer is awaited, the last messages are sent, and nothing twice."""
+    for module in ("connection", "thread"):
+        monkeypatch.setattr(f"tenure.notifiers.nats.{module}.CLOSE_SECONDS", SECONDS)
+    for repeats in ("publisher.CALL_SECONDS", "permits.SILENT_SECONDS"):
+        monkeypatch.setattr(f"tenure.notifiers.nats.{repeats}", SECONDS / 2)
+
+
 @pytest.fixture
 def server() -> Generator[Nats]:
     with Nats() as running:
@@ -102,10 +111,7 @@ class Wire:
 
 
 @pytest.fixture
-def wire(server: Nats, monkeypatch: pytest.MonkeyPatch) -> Generator[Wire]:
-    """However busy this machine is, the first answer is awaited, and the last messages are sent."""
-    for module in ("connection", "thread"):
-        monkeypatch.setattr(f"tenure.notifiers.nats.{module}.CLOSE_SECONDS", SECONDS)
+def wire(server: Nats) -> Generator[Wire]:
     wire = Wire(server.url)
     yield wire
     wire.close()
@@ -221,7 +227,7 @@ def test_one_given_back_comes_again_and_says_so(wire: Wire) -> None:
 
 @pytest.mark.thorough
 def test_a_holder_that_dies_loses_it_after_ack_wait_and_one_that_lives_keeps_it(wire: Wire) -> None:
-    wait = "?ack_wait=6s"  # a live holder says so every two seconds, unless this machine holds it up
+    wait = "?ack_wait=12s"  # a live holder says so every four seconds, unless this machine holds it up
     alive, dead = wire.listener(wait), wire.listener(wait)
     alive.permits.want({"mail": 1})
     wire.notifier(wait).announce([queued(*ids(1))])
@@ -447,8 +453,8 @@ def test_a_forked_child_has_a_connection_of_its_own(wire: Wire) -> None:
 
 def test_what_is_announced_leaves_before_the_interpreter_ends(wire: Wire) -> None:
     script = (
-        "import sys; from tenure.notifiers.nats import NatsNotifier, thread; "
-        f"from tenure.ports import Ring; thread.CLOSE_SECONDS = {SECONDS}; "
+        "import sys; from tenure.notifiers.nats import NatsNotifier, publisher, thread; "
+        f"from tenure.ports import Ring; thread.CLOSE_SECONDS = publisher.CALL_SECONDS = {SECONDS}; "
         "NatsNotifier(sys.argv[1]).announce([Ring('queued', 'mail', (sys.argv[2],))])"
     )
     url = wire.url.replace("127.0.0.1", "localhost")
@@ -830,7 +836,10 @@ def test_a_server_without_tls_hears_no_password_from_a_tls_url(caplog: pytest.Lo
     assert set(said) == {b""}
 
 
-def test_many_queues_share_few_slots_without_giving_back_what_they_soon_use(wire: Wire, tmp_path: Path) -> None:
+def test_many_queues_share_few_slots_without_giving_back_what_they_soon_use(
+    wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.worker.claims.HOLD_SECONDS", 10.0)  # a slow commit would send permits back
     queues = [f"q{number}" for number in range(30)]
     jobs = Tenure(f"sqlite:///{tmp_path / 'tenure.db'}", notifier=wire.url)
 

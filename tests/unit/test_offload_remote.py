@@ -126,7 +126,6 @@ def misbehaving(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Misbehaving]]:
     thread = threading.Thread(target=listening.serve_forever)
     thread.start()
     at(monkeypatch, f"http://127.0.0.1:{listening.server_port}")
-    monkeypatch.setattr(bucket, "CALL_SECONDS", 1.0)
     yield Own
     Own.over.set()
     listening.shutdown()
@@ -151,13 +150,21 @@ BUSY = b"<Error><Code>SlowDown</Code></Error>"
     ids=["too busy", "no access", "no bucket", "full", "a portal", "another object of this size", "silent"],
 )
 def test_a_server_that_does_not_answer_as_it_should(
-    misbehaving: type[Misbehaving], answer: tuple[int, bytes] | None, writes: str, reads: str
+    misbehaving: type[Misbehaving],
+    answer: tuple[int, bytes] | None,
+    writes: str,
+    reads: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    misbehaving.answer = (200, b"")
-    store = OffloadStore(MemoryStore(), bucket_of("s3://jobs", "tenure"), LARGEST, GRACE)
-    job = look(store, put(store, payload=json_of(5000)))
+    misbehaving.answer, beneath = (200, b""), MemoryStore()
+    before = OffloadStore(beneath, bucket_of("s3://jobs", "tenure"), LARGEST, GRACE)
+    job = look(before, put(before, payload=json_of(5000)))
+    before.close()
 
     misbehaving.answer = answer
+    if answer is None:
+        monkeypatch.setattr(bucket, "CALL_SECONDS", 1.0)
+    store = OffloadStore(beneath, bucket_of("s3://jobs", "tenure"), LARGEST, GRACE)
     with pytest.raises(NotFetched, match=reads) as refused:
         store.fetch(Text("payload", job.id, "", job.payload))
     assert "\n" not in str(refused.value)

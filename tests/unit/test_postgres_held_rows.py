@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -26,7 +25,7 @@ from tenure.errors import StoreAway, StoreBusy
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Busy, Landed, Progress
 from tenure.ports.schedules import Change
-from tenure.stores.postgres import PostgresStore, server, workers
+from tenure.stores.postgres import PostgresStore, base, server, workers
 from tenure.stores.postgres import jobs as verbs
 from tenure.tasks.client import Client
 from waiting import until
@@ -267,8 +266,9 @@ def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
 ) -> None:
     jobs = [put(store) for _ in range(100)]
     monkeypatch.setattr(verbs, "OPERATED_SECONDS", 0.5)
+    monkeypatch.setattr(base, "cut_off_after", lambda *_: None)  # a process that is held up has not stopped
     with line(url) as (proxy, through):
-        monkeypatch.setattr(server.Server.run, "__defaults__", (2.0,))
+        monkeypatch.setattr(server.Server.run, "__defaults__", (60.0,))
         proxy.latency(0.005)  # four round trips a job: four seconds
 
         assert through.cancel(["no id", *jobs, jobs[0]], "not wanted") == {
@@ -315,17 +315,17 @@ def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Conn
 def test_a_key_that_an_open_transaction_holds_keeps_no_other_caller_waiting(
     store: PostgresStore, url: str, tmp_path: Path
 ) -> None:
-    """40 callers, every tenth with the held key: the others wait no longer than for the store."""
+    """40 callers, every tenth with the held key: all the others have their answers before one of these gives up."""
     jobs = Client(PostgresStore(url), PollNotifier(), config.load(environ={}, folder=tmp_path))
     jobs.store.open()
-    waits: dict[bool, list[float]] = {True: [], False: []}
+    order: list[bool] = []
 
     async def call(n: int) -> None:
-        hot, since = n % 10 == 0, time.monotonic()
+        hot = n % 10 == 0
         key = "hot" if hot else f"own {n}" if n % 3 == 0 else None
         with suppress(StoreBusy):
             await jobs.aenqueue([draft(unique=key)])
-        waits[hot].append(time.monotonic() - since)
+        order.append(hot)
 
     async def main() -> None:
         await jobs.aenqueue([draft()])
@@ -336,8 +336,7 @@ def test_a_key_that_an_open_transaction_holds_keeps_no_other_caller_waiting(
         asyncio.run(main())
     jobs.close()
 
-    assert len(waits[False]) == 36
-    assert max(waits[False]) < min(waits[True]) / 3, waits
+    assert order == [False] * 36 + [True] * 4
 
 
 def test_log_lines_do_not_undo_a_finish_in_a_transaction_with_an_older_snapshot(

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
@@ -109,32 +109,38 @@ Kind = Callable[[Place], AbstractContextManager[Caller]]
 # ── Callers that block ──
 
 
+@contextmanager
+def an_engine(place: Place, driver: str, **options: Any) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine(place.url(driver), **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
 def a_session(driver: str, **options: Any) -> Kind:
     @contextmanager
     def session(place: Place) -> Iterator[Caller]:
-        engine = sqlalchemy.create_engine(place.url(driver), **options)
-        with Session(engine) as session:
+        with an_engine(place, driver, **options) as engine, Session(engine) as session:
             yield Caller(session, lambda sql: session.execute(text(sql)), session.commit, session.rollback)
-        engine.dispose()
 
     return session
 
 
 @contextmanager
 def a_scoped_session(place: Place) -> Iterator[Caller]:
-    engine = sqlalchemy.create_engine(place.url("psycopg"))
-    session = scoped_session(sessionmaker(engine))
-    yield Caller(session, lambda sql: session.execute(text(sql)), session.commit, session.rollback)
-    session.remove()
-    engine.dispose()
+    with an_engine(place, "psycopg") as engine:
+        session = scoped_session(sessionmaker(engine))
+        try:
+            yield Caller(session, lambda sql: session.execute(text(sql)), session.commit, session.rollback)
+        finally:
+            session.remove()
 
 
 @contextmanager
 def a_connection(place: Place) -> Iterator[Caller]:
-    engine = sqlalchemy.create_engine(place.url("psycopg"))
-    with engine.connect() as connection:
+    with an_engine(place, "psycopg") as engine, engine.connect() as connection:
         yield Caller(connection, lambda sql: connection.execute(text(sql)), connection.commit, connection.rollback)
-    engine.dispose()
 
 
 def a_psycopg(**options: Any) -> Kind:
@@ -156,10 +162,9 @@ def a_psycopg_block(place: Place) -> Iterator[Caller]:
 def a_psycopg2(*, autocommit: bool = False) -> Kind:
     @contextmanager
     def connection(place: Place) -> Iterator[Caller]:
-        it = psycopg2.connect(place.dsn)
-        it.autocommit = autocommit
-        yield Caller(it, lambda sql: it.cursor().execute(sql), it.commit, it.rollback)
-        it.close()
+        with closing(psycopg2.connect(place.dsn)) as it:
+            it.autocommit = autocommit
+            yield Caller(it, lambda sql: it.cursor().execute(sql), it.commit, it.rollback)
 
     return connection
 
@@ -182,10 +187,12 @@ def django_connections(place: Place) -> Iterator[Any]:
 
     known = db.connections.settings
     db.connections.settings = db.connections.configure_settings({"default": database})
-    yield db
-    db.connections.close_all()
-    del db.connections["default"]
-    db.connections.settings = known
+    try:
+        yield db
+    finally:
+        db.connections.close_all()
+        del db.connections["default"]
+        db.connections.settings = known
 
 
 @contextmanager
@@ -211,20 +218,32 @@ def a_django_without_atomic(place: Place) -> Iterator[Caller]:
 # ── Callers that await ──
 
 
+@contextmanager
+def at_the_end(loop: Loop, *calls: Callable[[], Any]) -> Iterator[None]:
+    """Await what these return, the last first, also after an error."""
+
+    def end(call: Callable[[], Any]) -> None:
+        loop.run(call())
+
+    with ExitStack() as stack:
+        for call in calls:
+            stack.callback(end, call)
+        yield
+
+
 def an_async_session(driver: str, **options: Any) -> Kind:
     @contextmanager
     def session(place: Place) -> Iterator[Caller]:
         loop = place.loop
         engine = create_async_engine(place.url(driver), **options)
         it = AsyncSession(engine)
-        yield Caller(
-            Awaited(it, loop.loop),
-            lambda sql: loop.run(it.execute(text(sql))),
-            lambda: loop.run(it.commit()),
-            lambda: loop.run(it.rollback()),
-        )
-        loop.run(it.close())
-        loop.run(engine.dispose())
+        with at_the_end(loop, engine.dispose, it.close):
+            yield Caller(
+                Awaited(it, loop.loop),
+                lambda sql: loop.run(it.execute(text(sql))),
+                lambda: loop.run(it.commit()),
+                lambda: loop.run(it.rollback()),
+            )
 
     return session
 
@@ -234,14 +253,13 @@ def an_async_scoped_session(place: Place) -> Iterator[Caller]:
     loop = place.loop
     engine = create_async_engine(place.url("asyncpg"))
     it = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-    yield Caller(
-        Awaited(it, loop.loop),
-        lambda sql: loop.run(it.execute(text(sql))),
-        lambda: loop.run(it.commit()),
-        lambda: loop.run(it.rollback()),
-    )
-    loop.run(it.remove())
-    loop.run(engine.dispose())
+    with at_the_end(loop, engine.dispose, it.remove):
+        yield Caller(
+            Awaited(it, loop.loop),
+            lambda sql: loop.run(it.execute(text(sql))),
+            lambda: loop.run(it.commit()),
+            lambda: loop.run(it.rollback()),
+        )
 
 
 @contextmanager
@@ -249,15 +267,14 @@ def an_async_connection(place: Place) -> Iterator[Caller]:
     loop = place.loop
     engine = create_async_engine(place.url("asyncpg"))
     it = engine.connect()
-    loop.run(it.start())
-    yield Caller(
-        Awaited(it, loop.loop),
-        lambda sql: loop.run(it.execute(text(sql))),
-        lambda: loop.run(it.commit()),
-        lambda: loop.run(it.rollback()),
-    )
-    loop.run(it.close())
-    loop.run(engine.dispose())
+    with at_the_end(loop, engine.dispose, it.close):
+        loop.run(it.start())
+        yield Caller(
+            Awaited(it, loop.loop),
+            lambda sql: loop.run(it.execute(text(sql))),
+            lambda: loop.run(it.commit()),
+            lambda: loop.run(it.rollback()),
+        )
 
 
 def an_async_psycopg(**options: Any) -> Kind:
@@ -265,13 +282,13 @@ def an_async_psycopg(**options: Any) -> Kind:
     def connection(place: Place) -> Iterator[Caller]:
         loop = place.loop
         it = loop.run(psycopg.AsyncConnection.connect(place.dsn, **options))
-        yield Caller(
-            Awaited(it, loop.loop),
-            lambda sql: loop.run(it.execute(sql)),
-            lambda: loop.run(it.commit()),
-            lambda: loop.run(it.rollback()),
-        )
-        loop.run(it.close())
+        with at_the_end(loop, it.close):
+            yield Caller(
+                Awaited(it, loop.loop),
+                lambda sql: loop.run(it.execute(sql)),
+                lambda: loop.run(it.commit()),
+                lambda: loop.run(it.rollback()),
+            )
 
     return connection
 
@@ -280,16 +297,16 @@ def an_async_psycopg(**options: Any) -> Kind:
 def an_asyncpg(place: Place) -> Iterator[Caller]:
     loop = place.loop
     it = loop.run(asyncpg.connect(place.dsn))
-    loop.run(it.set_type_codec("json", schema="pg_catalog", encoder=json.dumps, decoder=json.loads))
-    block = it.transaction()
-    loop.run(block.start())
-    yield Caller(
-        Awaited(it, loop.loop),
-        lambda sql: loop.run(it.execute(sql)),
-        lambda: loop.run(block.commit()),
-        lambda: loop.run(block.rollback()),
-    )
-    loop.run(it.close())
+    with at_the_end(loop, it.close):
+        loop.run(it.set_type_codec("json", schema="pg_catalog", encoder=json.dumps, decoder=json.loads))
+        block = it.transaction()
+        loop.run(block.start())
+        yield Caller(
+            Awaited(it, loop.loop),
+            lambda sql: loop.run(it.execute(sql)),
+            lambda: loop.run(block.commit()),
+            lambda: loop.run(block.rollback()),
+        )
 
 
 @contextmanager
@@ -304,22 +321,21 @@ def an_asyncpg_of_a_pool(place: Place) -> Iterator[Caller]:
         return pool, lent, block
 
     pool, lent, block = loop.run(begin())
-    yield Caller(
-        Awaited(lent, loop.loop),
-        lambda sql: loop.run(lent.execute(sql)),
-        lambda: loop.run(block.commit()),
-        lambda: loop.run(block.rollback()),
-    )
-    loop.run(pool.release(lent))
-    loop.run(pool.close())
+    with at_the_end(loop, pool.close, lambda: pool.release(lent)):
+        yield Caller(
+            Awaited(lent, loop.loop),
+            lambda sql: loop.run(lent.execute(sql)),
+            lambda: loop.run(block.commit()),
+            lambda: loop.run(block.rollback()),
+        )
 
 
 @contextmanager
 def an_asyncpg_without_transaction(place: Place) -> Iterator[Caller]:
     loop = place.loop
     it = loop.run(asyncpg.connect(place.dsn))
-    yield Caller(Awaited(it, loop.loop), lambda sql: loop.run(it.execute(sql)), lambda: None, lambda: None)
-    loop.run(it.close())
+    with at_the_end(loop, it.close):
+        yield Caller(Awaited(it, loop.loop), lambda sql: loop.run(it.execute(sql)), lambda: None, lambda: None)
 
 
 BLOCKING: dict[str, Kind] = {
@@ -729,9 +745,13 @@ def test_a_forked_child_waits_for_nobody(rig: Rig) -> None:
     rig.watch.add("3", lambda: None)
     child = os.fork()
     if child == 0:
-        rig.watch.add("4", lambda: None)
-        rig.watch.close()
-        os._exit(len(rig.watch._waiting))
+        waiting = 99
+        try:
+            rig.watch.add("4", lambda: None)
+            rig.watch.close()
+            waiting = len(rig.watch._waiting)
+        finally:
+            os._exit(waiting)
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 

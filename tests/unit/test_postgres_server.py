@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, LiteralString, cast
+from types import SimpleNamespace
+from typing import Any, LiteralString, Self, cast
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -43,7 +44,8 @@ from tenure.config import load
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.ports import Filter, Landed, Progress
-from tenure.stores.postgres import PostgresStore
+from tenure.stores.postgres import PostgresStore, deadlines
+from tenure.stores.postgres import jobs as verbs
 from tenure.stores.postgres import server as module
 from tenure.stores.postgres.commits import CommitWatch
 from tenure.stores.postgres.deadlines import Connection
@@ -843,6 +845,25 @@ def test_a_claim_passes_by_a_row_that_somebody_holds(store: PostgresStore, url: 
         assert [each.id for each in claim(store, start(store), 2)] == [free]
 
 
+def test_a_claim_takes_what_was_changed_after_its_statement_began(
+    server: Postgres, store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It chooses the new version of the job, which its snapshot does not show."""
+    # The statement has its snapshot when it waits here.
+    stops = verbs.CLAIM.replace("FROM unnest(", "FROM pg_advisory_lock_shared(4711), unnest(", 1)
+    assert stops != verbs.CLAIM
+    monkeypatch.setattr(verbs, "CLAIM", stops)
+    worker, jobs = start(store), {put(store) for _ in range(3)}
+    with psycopg.connect(url, autocommit=True) as other, ThreadPoolExecutor(1) as threads:
+        other.execute("SELECT pg_advisory_lock(4711)")
+        claims = threads.submit(claim, store, worker, 3)
+        until(lambda: sessions(server, url, "wait_event = 'advisory'") == 1, "the claim to wait")
+        other.execute("UPDATE tenure.jobs SET message = 'x' WHERE id = %s", (min(jobs),))
+        other.execute("SELECT pg_advisory_unlock(4711)")
+
+        assert {each.id for each in claims.result()} == jobs
+
+
 def test_a_statement_timeout_of_the_role_is_told_and_nothing_is_done(server: Postgres, url: str) -> None:
     PostgresStore(url).migrate()
     with a_role(server, url, "SET statement_timeout = '200ms'") as role, opened(url) as store:
@@ -861,10 +882,14 @@ def test_a_statement_timeout_of_the_role_is_told_and_nothing_is_done(server: Pos
         assert finish(store, lease, Completed()) is State.COMPLETED
 
 
-def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: PostgresStore, url: str) -> None:
+def test_a_deadlock_is_tried_again_and_nothing_is_lost(
+    server: Postgres, store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = start(store)
     first, second = running(store, worker), running(store, worker)
-    # All in the server: it looks for a deadlock only once, a second after the finish began to wait.
+    # All in the server: it looks for a deadlock only once, four seconds after the finish began to wait.
+    session = module._SESSION.replace("lock_timeout = '2s'", "lock_timeout = '60s'; SET deadlock_timeout = '4s'")
+    monkeypatch.setattr(module.Server.connect, "__defaults__", (session,))
     crosswise = f"""DO $$ BEGIN
         UPDATE tenure.jobs SET message = 'x' WHERE id = '{second.job_id}';
         LOOP
@@ -877,7 +902,8 @@ def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: 
         other.execute("SET deadlock_timeout = '100s'")  # so the store's statement is the one that is cancelled
         crossing = threads.submit(other.execute, crosswise.encode())
         until(lambda: sessions(server, url, "wait_event = 'PgSleep'") == 1, "the other to hold the second job")
-        answers = store.finish([(first, Failed("a")), (second, Failed("b"))])
+        with opened(url) as patient:
+            answers = patient.finish([(first, Failed("a")), (second, Failed("b"))])
         crossing.result()
 
     assert [each.state for each in answers if isinstance(each, Landed)] == [State.SCHEDULED] * 2
@@ -1180,14 +1206,16 @@ def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(store: PostgresS
         child = os.fork()
         if child == 0:
             told: list[str] = []
-            for call in (store.counts, lambda: tx.execute("SELECT 1"), lambda: store.enqueue([draft()], tx=tx)):
-                try:
-                    call()
-                except StoreError as error:
-                    told.append(str(error))
-            store.close()
-            os.write(writing, "\n".join(told).encode())
-            os._exit(0)
+            try:
+                for call in (store.counts, lambda: tx.execute("SELECT 1"), lambda: store.enqueue([draft()], tx=tx)):
+                    try:
+                        call()
+                    except StoreError as error:
+                        told.append(str(error))
+                store.close()
+                os.write(writing, "\n".join(told).encode())
+            finally:
+                os._exit(0)
         os.waitpid(child, 0)
         store.enqueue([draft()], tx=tx)
     os.close(writing)
@@ -1259,17 +1287,39 @@ def test_a_crash_leaves_its_evidence_letter_by_letter(store: PostgresStore) -> N
     assert look(store, lease.job_id).message == f"Cleared: {WEIRD}, on {lease.worker_id}"
 
 
-def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(server: Postgres, store: PostgresStore) -> None:
+class SlowLine(Proxy):
+    """The time limits of all connections count by what it has passed on: if this process stops, so does their time."""
+
+    def __init__(self, port: int, rate: float, patch: pytest.MonkeyPatch) -> None:
+        super().__init__("127.0.0.1", port)
+        self._bytes_a_second, self._passed = rate, 0
+        patch.setattr(deadlines, "time", SimpleNamespace(monotonic=self.seconds))
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.usual(rate=self._bytes_a_second)
+        return self
+
+    def seconds(self) -> float:
+        return self._passed / self._bytes_a_second
+
+    async def _turn(self, direction: int, size: int) -> None:
+        await super()._turn(direction, size)
+        self._passed += size
+
+
+def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(
+    server: Postgres, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit counts silence; a renewal, which is small, must be answered completely within it."""
-    with Proxy("127.0.0.1", server.port) as line:
+    with SlowLine(server.port, 500_000, monkeypatch) as line:
         url = store._server.conninfo.replace(f"port={server.port}", f"port={line.port}")
         with Connection.connect(url, autocommit=True) as slow:
-            line.throttle(500_000)
-            since = time.monotonic()
+            since = line.seconds()
             with slow.within(1.0):
                 (text,) = slow.execute("SELECT repeat('x', 1500000)").fetchall()[0]
             assert len(text) == 1_500_000
-            assert time.monotonic() - since > 2.0
+            assert line.seconds() - since > 2.0
             with (
                 pytest.raises(psycopg.OperationalError, match="no answer in 1s"),
                 slow.within(1.0, strict=True),
@@ -1283,12 +1333,12 @@ def test_a_large_statement_on_a_slow_line_has_the_time_that_it_takes(server: Pos
     A line that accepts nothing any more is.
     """
     text = "x" * 2_500_000
-    with Proxy("127.0.0.1", server.port) as line:
+    with pytest.MonkeyPatch.context() as patch, SlowLine(server.port, 600_000, patch) as line:
         url = store._server.conninfo.replace(f"port={server.port}", f"port={line.port}")
         with Connection.connect(url, autocommit=True) as slow:
-            line.usual(rate=600_000)
             with slow.within(2.0):
                 assert slow.execute("SELECT length(%s)", (text,)).fetchall() == [(len(text),)]
+            patch.undo()  # a line that passes nothing on would have no time
             line.blackhole()
             with pytest.raises(psycopg.OperationalError, match="no answer in 2s"), slow.within(2.0):
                 slow.execute("SELECT length(%s)", (text,))
@@ -1302,15 +1352,14 @@ def test_many_jobs_and_a_batch_of_large_results_land_on_a_line_that_is_slow_to_s
     within = Connection.within
     monkeypatch.setattr(Connection, "within", lambda each, seconds, **how: within(each, seconds / 4, **how))
     worker = start(store, slots=8)
-    with Proxy("127.0.0.1", server.port) as line, opened(with_port(url, line.port)) as far:
-        line.usual(rate=600_000)
-        since = time.monotonic()
+    with SlowLine(server.port, 600_000, monkeypatch) as line, opened(with_port(url, line.port)) as far:
+        since = line.seconds()
         far.enqueue([draft(payload=f'"{"x" * 1000}"') for _ in range(2400)])
-        assert time.monotonic() - since > 3.0
+        assert line.seconds() - since > 3.0
         leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 8)]
-        since = time.monotonic()
+        since = line.seconds()
         answers = far.finish([(lease, Completed(f'"{"y" * 300_000}"')) for lease in leases])
-        assert time.monotonic() - since > 3.0
+        assert line.seconds() - since > 3.0
     assert answers == [Landed(State.COMPLETED)] * 8
     assert store.counts()[State.QUEUED] == 2392
 

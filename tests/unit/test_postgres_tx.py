@@ -140,12 +140,14 @@ def test_asyncpg_stores_its_rows_and_the_job(shop: Shop) -> None:
 
     async def main() -> None:
         connection = await asyncpg.connect(shop.url)
-        async with connection.transaction():
+        try:
             async with connection.transaction():
-                await connection.execute("INSERT INTO orders VALUES (1)")
-                await task.using(tx=connection).aenqueue(1)
-            assert shop.store.counts()[State.QUEUED] == 0
-        await connection.close()
+                async with connection.transaction():
+                    await connection.execute("INSERT INTO orders VALUES (1)")
+                    await task.using(tx=connection).aenqueue(1)
+                assert shop.store.counts()[State.QUEUED] == 0
+        finally:
+            await connection.close()
 
     asyncio.run(main())
 

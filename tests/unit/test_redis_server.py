@@ -1485,14 +1485,16 @@ def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(server: Valkey, 
     child = os.fork()
     if child == 0:
         told: list[str] = []
-        for call in (store.counts, lambda: store.enqueue([draft()]), store.open):
-            try:
-                call()
-            except StoreError as error:
-                told.append(str(error))
-        store.close()
-        os.write(writing, "\n".join(told).encode())
-        os._exit(0)
+        try:
+            for call in (store.counts, lambda: store.enqueue([draft()]), store.open):
+                try:
+                    call()
+                except StoreError as error:
+                    told.append(str(error))
+            store.close()
+            os.write(writing, "\n".join(told).encode())
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
     with os.fdopen(reading) as pipe:

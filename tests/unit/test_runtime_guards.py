@@ -155,7 +155,7 @@ def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
 
 
 def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, claimed, again = threading.Event(), threading.Event(), threading.Event()
+    reading, enqueued, claimed, again = (threading.Event() for _ in range(4))
     owned, claim = shop.store.owned, shop.store.claim
 
     def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
@@ -164,6 +164,7 @@ def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: py
             again.set()
         else:
             reading.set()
+            assert enqueued.wait(SECONDS)
             claimed.wait(1.0)  # the claim must not come
         return found
 
@@ -183,7 +184,9 @@ def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: py
 
     with shop.jobs.worker(concurrency=2):
         assert reading.wait(SECONDS)
-        pack.enqueue().result("30s")
+        job = pack.enqueue()
+        enqueued.set()
+        job.result("30s")
     assert shop.runs == [1]
 
 
@@ -740,12 +743,14 @@ def test_a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_can
     assert asyncio.run(story()) == (False, Completed())
 
 
-def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop) -> None:
     shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
+    patch = pytest.MonkeyPatch()
 
     @shop.jobs.task
     async def pack() -> None:
-        shop.begun.set()
+        if not shop.stopped.is_set():
+            patch.setattr(shop.store, "renew", away)  # here: a lease that ran out before would stop it too
         try:
             await asyncio.sleep(SECONDS * 2)
         finally:
@@ -753,10 +758,8 @@ def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, mon
 
     pack.enqueue()
     with shop.jobs.worker():
-        assert shop.begun.wait(SECONDS)
-        with monkeypatch.context() as patch:
-            patch.setattr(shop.store, "renew", away)
-            assert shop.stopped.wait(SECONDS)
+        assert shop.stopped.wait(SECONDS)
+        patch.undo()
 
 
 def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -28,6 +27,7 @@ from nats.errors import Error as NatsError
 from psycopg.conninfo import conninfo_to_dict
 
 import servers
+from garbage import nothing_dropped_open
 from proxy import Proxy
 from servers import (
     Databases,
@@ -209,15 +209,18 @@ def test_databases_elsewhere_are_used_and_emptied(monkeypatch: pytest.MonkeyPatc
 
 async def add_stream(url: str, name: str) -> None:
     connection = await nats.connect(url)
-    await connection.jetstream().add_stream(name=name, subjects=[name])
-    await connection.close()
+    try:
+        await connection.jetstream().add_stream(name=name, subjects=[name])
+    finally:
+        await connection.close()
 
 
 async def streams(url: str) -> list[str | None]:
     connection = await nats.connect(url)
-    found = [stream.config.name for stream in await connection.jetstream().streams_info()]
-    await connection.close()
-    return found
+    try:
+        return [stream.config.name for stream in await connection.jetstream().streams_info()]
+    finally:
+        await connection.close()
 
 
 def test_nats_keeps_a_stream_over_a_restart_and_loses_it_when_wiped() -> None:
@@ -295,10 +298,13 @@ def test_a_namespace_takes_its_keys_with_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_sentinel_replaces_a_dead_master_with_its_replica() -> None:
     with Valkey() as master, Valkey(replica_of=master) as replica, Sentinel(master) as sentinel:
+        patience = ("SENTINEL", "SET", "tenure", "down-after-milliseconds")
+        sentinel.execute(*patience, 60_000)  # a master that is only slow is not replaced
         assert sentinel.master_port() == master.port
         master.execute("SET", "n", "1")
         assert master.execute("WAIT", 1, 0) == 1
         master.kill()
+        sentinel.execute(*patience, 1_000)
         while sentinel.master_port() != replica.port:  # pytest's timeout ends it
             os.sched_yield()
         assert replica.execute("GET", "n") == "1"
@@ -306,7 +312,7 @@ def test_a_sentinel_replaces_a_dead_master_with_its_replica() -> None:
 
 
 def test_a_cluster_has_each_key_on_one_node_and_is_whole_again_after_its_restart() -> None:
-    with ValkeyCluster() as cluster:
+    with ValkeyCluster({"cluster-node-timeout": 15_000}) as cluster:  # a node that is only slow has not failed
         with redis.RedisCluster.from_url(cluster.url) as client:
             assert {client.set(f"key {number}", number) for number in range(20)} == {True}
         assert {cluster.owner(f"key {number}") for number in range(20)} == set(cluster.nodes)
@@ -517,7 +523,7 @@ def test_a_server_that_is_away_resets_the_client(database: str) -> None:
 
 def test_who_comes_just_when_a_proxy_refuses_is_not_left_open(databases: Databases) -> None:
     target, done = conninfo_to_dict(databases.url()), threading.Event()
-    with Proxy(str(target["host"]), int(target["port"] or 5432)) as proxy:
+    with nothing_dropped_open(), Proxy(str(target["host"]), int(target["port"] or 5432)) as proxy:
 
         def come() -> None:
             while not done.is_set():
@@ -532,7 +538,6 @@ def test_who_comes_just_when_a_proxy_refuses_is_not_left_open(databases: Databas
             done.set()
             for each in coming:
                 each.result()
-    gc.collect()  # an error here, of a socket that was not closed, fails this test
 
 
 def test_a_half_closed_connection_ends_for_the_client_alone(database: str, proxy: Proxy) -> None:

@@ -48,14 +48,15 @@ class Shop:
         self.jobs.configure({"poll_interval": "50ms", "grace": "0s"})
         self.begun = threading.Event()
 
-    def seen(self, task: Task[[], Any], *, count: int = 1, innermost: str = "") -> list[Trace]:
-        """The traces of a job of this task, once there are `count` of them and the first ends in `innermost`."""
+    def seen(self, task: Task[[], Any], *, count: int = 1, innermost: str = "", others: str = "") -> list[Trace]:
+        """The traces of a job of this task: at least `count`, the first ends in `innermost`, the others in `others`."""
 
         def there() -> list[Trace]:
             attempt = worker._serving._worker.running.get(job_id)
             found = [] if attempt is None else list(traces(attempt))
-            ends = len(found) >= count and found[0].frames and found[0].frames[-1].function.endswith(innermost)
-            return found if ends else []
+            ends = [each.frames[-1].function if each.frames else "" for each in found]
+            rest = len(ends) >= count and ends[0].endswith(innermost) and all(end.endswith(others) for end in ends[1:])
+            return found if rest and ends[0] else []
 
         job_id, worker = str(task.enqueue().id), self.jobs.worker()
         with worker:
@@ -80,7 +81,7 @@ def test_a_plain_handler_is_the_stack_of_its_thread(shop: Shop) -> None:
     def pack() -> None:
         below()
 
-    (trace,) = shop.seen(pack)
+    (trace,) = shop.seen(pack, innermost="wait")
     assert trace.name == "its thread"
     assert functions(trace) == ["pack", "below"]
     assert trace.frames[-1].function.endswith("wait")
@@ -147,7 +148,7 @@ def test_the_tasks_that_a_handler_waits_for_are_traces_of_their_own(shop: Shop, 
         await other
 
     tasks = 1 if how in ("wait_for", "await") else 2
-    first, *others = shop.seen(pack, count=1 + tasks)
+    first, *others = shop.seen(pack, count=1 + tasks, others="sleep")
     assert functions(first) == ["pack"]
     assert [functions(each) for each in others] == [["fetch", "told"]] * tasks
     assert all(each.name.endswith(", which it waits for") for each in others)
@@ -416,7 +417,7 @@ def test_asking_for_a_stack_runs_no_code_of_the_app(shop: Shop, where: str) -> N
             case _:
                 await cast("Awaitable[None]", Proxy(below))
 
-    first, *_ = shop.seen(pack)
+    first, *_ = shop.seen(pack, innermost="pack" if where == "an awaitable" else "")
 
     assert looks == []
     assert functions(first) == ["pack"]

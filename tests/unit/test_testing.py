@@ -16,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from garbage import nothing_dropped_open
 from tenure import Fail, Job, JobHandle, Retry, Secret, Snooze, Task, Tenure
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
@@ -1248,7 +1249,7 @@ def test_a_garbage_collection_within_a_handler_is_no_call_of_it(jobs: Tenure) ->
 
     gc.callbacks.append(look_on)
     try:
-        with jobs.testing() as queue:
+        with nothing_dropped_open(), jobs.testing() as queue:
             assert queue.kill_everywhere(tidy.bind, lambda: None) == ["start", "call collect", "end", "outcome"]
     finally:
         gc.callbacks.remove(look_on)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
+from garbage import nothing_dropped_open
 from servers import shared_postgres
 from tenure import Job, Task, Tenure
 from tenure.errors import StoreError
@@ -240,15 +240,13 @@ def test_nothing_listens_after_the_test(engine: Engine) -> None:
     @jobs.task
     def pay(order: int) -> None: ...
 
-    session = Session(engine)
-    with jobs.testing() as queue:
-        for order in range(20):
-            pay.using(tx=session).enqueue(order)
-            session.commit()
-        assert len(queue.enqueued(pay)) == 20
-    assert list(session.dispatch.after_commit) == []
-    session.close()
-    gc.collect()
+    with nothing_dropped_open(), Session(engine) as session:
+        with jobs.testing() as queue:
+            for order in range(20):
+                pay.using(tx=session).enqueue(order)
+                session.commit()
+            assert len(queue.enqueued(pay)) == 20
+        assert list(session.dispatch.after_commit) == []
 
 
 # ── plain drivers: their connections, real ones, to PostgreSQL ──

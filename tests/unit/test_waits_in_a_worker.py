@@ -81,10 +81,12 @@ def test_of_two_jobs_that_begin_to_wait_for_each_other_at_one_moment_one_is_refu
 ) -> None:
     """Both look for a circle at one moment, before either has given its slot back: else both would wait for good."""
     both, handles, look = threading.Barrier(2), dict[int, JobHandle[str]](), waits.circle
+    met = threading.Event()
 
     def look_together(*asked: Any) -> list[str]:
         with suppress(threading.BrokenBarrierError):
-            both.wait(5.0)  # it is broken when a job that was refused looks again, alone
+            both.wait(5.0 if met.is_set() else 30.0)  # it is broken when a job that was refused looks again, alone
+        met.set()
         return look(*asked)
 
     monkeypatch.setattr(waits, "circle", look_together)

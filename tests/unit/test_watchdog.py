@@ -18,7 +18,7 @@ HERE = Path(__file__).parents[1]
 CONFTEST = """
 import watchdog
 
-watchdog.CHILDREN_SECONDS, watchdog.PROCESS_SECONDS = 1.0, 4.0
+watchdog.CHILDREN_SECONDS, watchdog.PROCESS_SECONDS = 1.0, %g
 watchdog.start_afresh()
 
 
@@ -76,13 +76,13 @@ def test_that_a_child_hears_ctrl_c_and_knows_no_setting_of_ours():
 """
 
 
-def run(folder: Path, test: str, before: str = "") -> tuple[int, str]:
-    """The exit code and output of a whole run that has only this test."""
+def run(folder: Path, test: str, before: str = "", ended_after: float = 60.0) -> tuple[int, str]:
+    """The exit code and output of a whole run that has only this test, of a process ended so long after its limit."""
     tests = folder / "a folder" / "tests"  # also where a path has a space
     tests.mkdir(parents=True)
     for name in ("run.py", "watchdog.py", "servers.py"):
         shutil.copy(HERE / name, tests)
-    (tests / "conftest.py").write_text(CONFTEST)
+    (tests / "conftest.py").write_text(CONFTEST % ended_after)
     (tests / "test_it.py").write_text(HEAD + test)
     (tests.parent / "pytest.ini").write_text("[pytest]\ntimeout = 120\n")
     command = f"{before}export TESTS_PID=$$; exec '{sys.executable}' '{tests}/run.py' everyday -p no:cacheprovider"
@@ -107,7 +107,7 @@ def test_what_waits_for_a_child_fails_when_its_time_is_up(tmp_path: Path) -> Non
 
 
 def test_what_swallows_its_limit_takes_its_process_along_and_is_named(tmp_path: Path) -> None:
-    code, said = run(tmp_path, SWALLOWS_ALL)
+    code, said = run(tmp_path, SWALLOWS_ALL, ended_after=4.0)
 
     assert code != 0, said
     assert "test_that_swallows_its_limit" in said

@@ -27,22 +27,25 @@ class TestWatch(Watch):
     def wait(self, job_id: str, seen: str = "", *, ended: bool = False, timeout: float | None = None) -> Update:
         """As a Watch does. In a handler, and in the test's own thread, which would have to drain, it does not wait."""
         limit = 0.0 if get_ident() == self._thread or current.get() is not None else _limit(timeout)
-        update = super().wait(job_id, seen, ended=ended, timeout=limit)
-        while limit and self._goes_on(update, seen, timeout, ended=ended):
+        while True:
+            drains = self._draining()
             update = super().wait(job_id, seen, ended=ended, timeout=limit)
-        return _changed(update, seen)
+            if not limit or not self._goes_on(update, seen, timeout, ended=ended, drains=drains):
+                return _changed(update, seen)
 
     async def await_(self, job_id: str, seen: str = "", *, ended: bool = False, timeout: float | None = None) -> Update:
         """The same on an event loop, where something else may drain."""
         limit = 0.0 if current.get() is not None else _limit(timeout)
-        update = await super().await_(job_id, seen, ended=ended, timeout=limit)
-        while limit and self._goes_on(update, seen, timeout, ended=ended):
+        while True:
+            drains = self._draining()
             update = await super().await_(job_id, seen, ended=ended, timeout=limit)
-        return _changed(update, seen)
+            if not limit or not self._goes_on(update, seen, timeout, ended=ended, drains=drains):
+                return _changed(update, seen)
 
-    def _goes_on(self, update: Update, seen: str, timeout: float | None, *, ended: bool) -> bool:
+    def _goes_on(self, update: Update, seen: str, timeout: float | None, *, ended: bool, drains: bool) -> bool:
+        """`drains`: when the wait began. A drain that ended in it may have stored the outcome after the look."""
         over = update.status is None or update.status.state in ENDED if ended else update.mark != seen
-        return timeout is None and not over and self._draining()
+        return timeout is None and not over and (drains or self._draining())
 
 
 def _limit(timeout: float | None) -> float:
