@@ -199,7 +199,6 @@ TABLE = Table(
         Guard("a Django project's job elsewhere waits for the commit", "django/client.py", "        if not getattr(waits_for, \"in_atomic_block\", False):\n", "        if True:\n", "django/test_transactions.py -k 'with_its_commit_or_not_at_all'"),
         Guard("an async handler returns the connection that a test lent it", "django/connections.py", "        run(partial(_after, mine))\n", "        run(lambda: _after(tuple(_lent)))\n", "django/test_transactions.py -k 'test_cases and sqlite'"),
         Guard("an embedded worker that can't begin closes its stores", "worker/embedded.py", "            self._close()\n            raise\n", "            raise\n", "unit/test_failed_opens.py -k 'can_not_begin'"),
-        Guard("an event loop that has ended is forgotten", "tasks/gather.py", "            self._writing = None  # a task", "            pass  # a task", "unit/test_failed_opens.py -k 'event_loop_that_has_ended'"),
         Guard("a lost Django connection costs no later attempt", "django/connections.py", "def _before(mine: Sequence[Any]) -> None:\n", "def _before(mine: Sequence[Any]) -> None:\n    return\n", "django/test_connections.py"),
         Guard("live streams keep to their cap when many open at once", "web/live.py", "        if self.taken >= MOST_WATCHERS:\n", "        if False:\n", "web/test_api.py -k 'come_at_once'"),
         Guard("an idle connection makes room for a new one", "web/server.py", "        if idle:\n", "        if False:\n", "web/test_attacks.py -k 'no_place_from_the_health_page or has_a_place'"),
