@@ -80,8 +80,7 @@ class Storm:
             self._kill_one(supervisors)
         site.ended(*handles, seconds=120 + len(handles) / 10)
         seconds = boot() - began
-        codes = [supervisor.stop() for supervisor in supervisors]
-        return self._judge(handles, seconds, codes)
+        return self._judge(handles, seconds, self._stopped(supervisors))
 
     def _enqueue(self) -> list[JobHandle[int]]:
         return shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
@@ -90,6 +89,11 @@ class Storm:
         return self._site.supervisor(
             app=self.app, workers=workers, concurrency=self.slots, spares=self.spares, env=self.env
         )
+
+    def _stopped(self, supervisors: Sequence[Supervised]) -> list[int]:
+        """Their exit codes. One that was started last may not have come so far that a SIGTERM ends it in order."""
+        self._site.until(lambda: all(each.workers() for each in supervisors), "every supervisor to have begun", 120)
+        return [supervisor.stop() for supervisor in supervisors]
 
     def _left(self) -> int:
         return sum(sum(view.counts.values()) for view in self._site.store.queues())

@@ -10,7 +10,7 @@ from . import shop
 from .conftest import Tell
 from .harness import Site, boot
 
-BEAT = 2.0
+BEAT = 80.0  #: longer than the test waits
 BOTH = pytest.mark.parametrize("task", [shop.wait, shop.wait_in_thread], ids=["on the loop", "in a thread"])
 
 
@@ -42,11 +42,10 @@ def test_a_cancel_without_a_ring_is_heard_within_a_beat(site: Site, tell: Tell, 
 
     at = boot()
     site.store.cancel([str(job.id)], "quietly")
-    stopped = site.seen(job, "stopped cancel")
+    stopped = site.seen(job, "stopped cancel", seconds=60)
 
     assert site.ended(job)[0].state == "cancelled"
     tell(f"after {stopped.at - at:.2f} s, with a beat of {BEAT:g} s")
-    assert stopped.at - at < 3 * BEAT, "a beat, and two more for a slow machine"
 
 
 @pytest.mark.parametrize("task", [shop.late, shop.late_in_thread], ids=["on the loop", "in a thread"])

@@ -17,7 +17,7 @@ from . import shop
 from .conftest import Tell
 from .harness import Site, Supervised, boot, send
 
-LEASE = 4.0
+LEASE = 9.0  #: a fifth of it is how late a worker may end itself
 OUTCOMES: tuple[Outcome, ...] = (
     Completed('"ghost"'),
     Failed("ghost"),
@@ -85,13 +85,14 @@ def test_every_write_under_an_old_lease_is_refused(site: Site, tell: Tell) -> No
     tell(f"{len(refused) + len(stolen) + len(after)} ghost writes refused, none landed")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("frozen", ["worker", "supervisor", "both"])
 def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, frozen: str) -> None:
     first = site.supervisor(lease=f"{LEASE:g}s")
     job = shop.tick.enqueue()
     worker = site.seen(job, "tick").pid
     site.supervisor(lease=f"{LEASE:g}s")
-    site.until(lambda: watched_for_a_lease(site, first), "the second supervisor to have watched for a lease")
+    site.until(lambda: watched_for_a_lease(site, first), "the second supervisor to have watched for a lease", 90)
 
     victims = {"worker": [worker], "supervisor": [first.pid], "both": [first.pid, worker]}[frozen]
     # So that none is stopped in the middle of a write, holding a file's one lock.
@@ -99,7 +100,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
         for pid in victims:
             send(pid, signal.SIGSTOP)
     frozen_at = boot()
-    site.seen(job, "tick", attempt=2, seconds=30)
+    site.seen(job, "tick", attempt=2, seconds=90)
     time.sleep(max(0.0, frozen_at + 1.5 * LEASE - boot()))  # the freeze itself, not a wait for something
     for pid in victims:
         send(pid, signal.SIGCONT)

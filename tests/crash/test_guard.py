@@ -26,7 +26,7 @@ from .harness import Site, alive, send, until
 OFTEN = "100ms"  #: the shortest there is: starting a process takes longer than half of it
 TENURE = "from tenure.cli.main import run; run()"
 IMPATIENT = f"from tenure.guards import run as guarded; guarded.PATIENCE = 0.3; {TENURE}"
-LEASE = 4.5  #: enough time between two thirds of it, when a command is ended, and four fifths, when it must be gone
+LEASE = 9.0  #: enough time between two thirds of it, when a command is ended, and four fifths, when it must be gone
 
 #: A command with a child; both end when they are told to.
 _WAIT = "while [ ! -e go ]; do sleep 0.02; done"
@@ -463,7 +463,7 @@ def test_a_disk_that_is_full_after_the_work_is_said_as_such(site: Site, exits: i
         f"SqliteStore.finish = SqliteStore.renew = finish; {TENURE}"
     )
 
-    call = Call(site, "--every", "1d", command=["sh", "-c", f"echo went; exit {exits}"], code=full, lease="1s")
+    call = Call(site, "--every", "1d", command=["sh", "-c", f"echo went; exit {exits}"], code=full, lease="6s")
 
     out, err = call.ended(code)
     assert out == b"went\n"

@@ -35,10 +35,12 @@ from .harness import FULL, HERE, Site, Supervised, boot, overlaps, runs_of, send
 from .storm import verdict
 from .test_two_hosts import watched_for_a_lease
 
-LEASE = 3.0
+LEASE = 9.0  #: a third of it is how late a renewal may be on a slow machine
 ACK_WAIT = 2 * LEASE + 1.0  #: more than two leases and the longest `stale_after` of the shop's tasks
 WAIT = f"?ack_wait={ACK_WAIT:g}s"
 NEVER = {"TENURE_POLL_INTERVAL": "1h"}  #: a worker that hears rings does not poll
+
+pytestmark = pytest.mark.timeout(300)
 
 TENURE = (sys.executable, "-c", "from tenure.cli.main import run; run()")
 
@@ -57,8 +59,7 @@ class Stream:
         return asyncio.run(self._ask(f"$JS.API.{verb}"))
 
     async def _ask(self, subject: str) -> dict[str, Any]:
-        client = Client()
-        await client.connect(self._url, allow_reconnect=False)
+        client = await self._connected()
         try:
             found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=10)).data)
             return found
@@ -69,12 +70,18 @@ class Stream:
         asyncio.run(self._publish(f"tenure.{self._namespace}.queue.{queue}", bodies))
 
     async def _publish(self, subject: str, bodies: Sequence[bytes]) -> None:
+        client = await self._connected()
+        try:
+            for body in bodies:
+                await client.publish(subject, body)
+            await client.flush()
+        finally:
+            await client.close()
+
+    async def _connected(self) -> Client:
         client = Client()
-        await client.connect(self._url, allow_reconnect=False)
-        for body in bodies:
-            await client.publish(subject, body)
-        await client.flush()
-        await client.close()
+        await client.connect(self._url, allow_reconnect=False, connect_timeout=60)
+        return client
 
     def size(self) -> int:
         """How many messages it has; -1: there is no such stream."""
@@ -150,7 +157,7 @@ def each_ran_once(site: Site, jobs: Sequence[JobHandle[int]]) -> None:
 
 
 def emptied(site: Site, stream: Stream) -> None:
-    site.until(lambda: stream.size() == 0, "the last message to be acknowledged", 90)
+    site.until(lambda: stream.size() == 0, "the last message to be acknowledged", 150)
 
 
 def start(site: Site, **order: Any) -> Supervised:
@@ -362,7 +369,7 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
     at = boot()
     for pid in [far.pid, *far.workers()]:
         send(pid, signal.SIGKILL)
-    waits = [site.seen(job, "begin", attempt=2).at - at for job in lost]
+    waits = [site.seen(job, "begin", attempt=2, seconds=90).at - at for job in lost]
     site.go()
 
     views = site.ended(*lost)
@@ -391,13 +398,14 @@ def test_a_killed_workers_job_starts_again_at_once_and_its_message_is_acknowledg
         waits.append(site.seen(job, "begin", attempt=2).at - killed[victim])
         (view,) = site.ended(job)
         assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 1)
-        assert site.outcomes(job) == ["crashed"]
+        (crashed,) = site.attempts(job)
+        assert (crashed.outcome, crashed.evidence.get("exit")) == ("crashed", "signal 9 (SIGKILL)")
 
+    assert "the queue redelivered it" not in supervisor.log(), "its own supervisor was faster"
     assert overlaps(runs_of(site.lines(), killed)) == []
     emptied(site, stream)
     assert supervisor.stop() == 0
     tell(f"from kill -9 of the worker to its job's next start: {spread(waits)}")
-    assert sorted(waits)[len(waits) // 4] < LEASE / 2, "all but those that a busy machine held up"
 
 
 # ── Order, and pauses ───────────────────────────────────────────────────────────────────────────────────────────
@@ -532,7 +540,7 @@ def test_a_worker_that_reaches_nats_but_not_the_store_counts_as_dead_and_its_job
 
     line.refuse()
     at = boot()
-    begins = [site.seen(job, "begin", attempt=2) for job in jobs]
+    begins = [site.seen(job, "begin", attempt=2, seconds=90) for job in jobs]
     site.go()
     assert {begin.pid for begin in begins} <= {*near.workers()}
     views = site.ended(*jobs)

@@ -21,7 +21,7 @@ def logs(site: Site, job: JobHandle[None]) -> dict[int, Log]:
 
 @pytest.mark.everyday
 def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site) -> None:
-    site.supervisor(lease="2s")
+    site.supervisor(lease="9s")  # a beat, which brings the memory, comes soon, and one that is late costs no attempt
     job = shop.talk.enqueue()
 
     victim = site.seen(job, "begin").pid

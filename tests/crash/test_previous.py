@@ -20,7 +20,7 @@ from tenure.tasks.handle import JobHandle
 from . import shop
 from .harness import Site, Supervised
 
-LEASE = "3s"
+LEASE = "12s"  # a worker that is held up has it all the while: an older one must not be gone for a moment
 COMMAND = "import sys; from tenure.cli.main import run; run()"
 ASK = """
 import json, sys

@@ -15,7 +15,7 @@ from .altered import altered
 from .conftest import Tell
 from .harness import Site, boot
 
-LEASE = 3.0
+LEASE = 9.0
 
 
 @pytest.mark.parametrize("task", [shop.block_the_loop, shop.hold_the_gil], ids=lambda task: task.name)
