@@ -301,7 +301,8 @@ class Events:
                 try:
                     fn(event)
                 except Exception:
-                    logging.getLogger("tenure.events").exception("a subscriber raised on: %s", event)
+                    with suppress(Exception):  # the subscriber that raised may be the program's own logging
+                        logging.getLogger("tenure.events").exception("a subscriber raised on: %s", event)
 
 
 def log_event(event: Event) -> None:

@@ -383,7 +383,6 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
     tell(f"from the loss of the host to the next start, by an ack_wait of {ACK_WAIT:g} s alone: {spread(waits)}")
 
 
-@pytest.mark.everyday
 def test_a_killed_workers_job_starts_again_at_once_and_its_message_is_acknowledged_in_the_end(
     site: Site, stream: Stream, tell: Tell
 ) -> None:

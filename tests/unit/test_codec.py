@@ -19,7 +19,7 @@ from tenure.codecs import AesSiv
 from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import Completed, Failed, Released, Snoozed, State
 from tenure.core.sealed import MARK, is_sealed
-from tenure.errors import InvalidArguments, InvalidOption, JobFailed, Locked
+from tenure.errors import InvalidArguments, InvalidOption, JobFailed, Locked, StoreAway
 from tenure.events import NO_KEY
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
@@ -43,6 +43,7 @@ from tenure.ports import (
 from tenure.stores.memory import MemoryStore
 from tenure.stores.sealed import SealedStore, beneath, sealed
 from tenure.stores.sealed.rotation import rotate
+from tenure.stores.sealed.values import Seal
 from waiting import until
 
 OLD, NEW, OTHER = AesSiv.new_key(), AesSiv.new_key(), AesSiv.new_key()
@@ -506,3 +507,23 @@ def forget_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
 def search(jobs: JobReads, text: str) -> list[JobView]:
     where = parsed(text, datetime.now(UTC))
     return [*jobs.search(where, seconds=5.0).jobs]
+
+
+class Failing(Plain):
+    """As one that asks a key server, which is away."""
+
+    def encode(self, data: bytes, about: str) -> bytes:
+        raise ConnectionError("the key server is away")
+
+    def decode(self, data: bytes, about: str, key: str) -> bytes:
+        raise ConnectionError("the key server is away")
+
+
+def test_a_codec_that_fails_costs_time_and_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    """It runs in the engine's own threads: an error there would end the worker."""
+    sealed = Seal(Plain()).close('"text"', "payload", "job")
+
+    with pytest.raises(StoreAway, match="the codec can't encrypt: ConnectionError"):
+        Seal(Failing()).close('"text"', "payload", "job")
+    assert Seal(Failing()).open(sealed, "payload", "job") == sealed, "as without the key: another worker may have it"
+    assert "the codec can't decrypt: ConnectionError" in caplog.text

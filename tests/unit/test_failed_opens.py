@@ -22,7 +22,7 @@ from tenure.maintenance.duty import Duty
 from tenure.maintenance.holder import LeaseHolder
 from tenure.notifiers.sqlite import SqliteNotifier
 from tenure.ports import ANY
-from tenure.stores.sqlite import SqliteStore, file
+from tenure.stores.sqlite import SqliteStore, file, other_opens
 from tenure.supervisor.process import WorkerProcess
 from waiting import until
 
@@ -60,7 +60,7 @@ def nothing_left(database: Path) -> Generator[None]:
         return not any(each.name.startswith("tenure") for each in set(threading.enumerate()) - before)
 
     until(ended, "its threads to end")
-    assert str(database) not in file._held.values()
+    assert str(database) not in other_opens._open.values()
     sqlite3.connect(database).close()
 
 
@@ -113,7 +113,7 @@ def test_a_resource_that_can_not_be_opened_leaves_no_event_loop(jobs: Tenure) ->
 def test_a_store_that_is_dropped_holds_its_file_no_longer(database: Path) -> None:
     store = SqliteStore(str(database))
     store.open()
-    assert file._held
+    assert other_opens._open
     del store
 
 

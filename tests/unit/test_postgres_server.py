@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -1372,3 +1373,14 @@ def test_a_job_of_which_nobody_knows_when_it_last_did_anything_is_rescued_first(
     store.declare_dead([known.worker_id, unknown.worker_id])
 
     assert [[each.id for each in store.rescue(limit=1)] for _ in range(2)] == [[unknown.job_id], [known.job_id]]
+
+
+def test_too_many_open_files_are_a_store_that_is_away(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """psycopg opens an epoll to wait for a connection, and lets its error through."""
+
+    def no(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module.Connection, "connect", no)
+    with pytest.raises(StoreAway, match="Too many open files"):
+        PostgresStore(url).open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from conformance.factories import LEASE, World, put, running, start
 from conformance.factories import schedule as some_schedule
 from tenure import Job, Retry, Tenure
 from tenure.config import load
+from tenure.core import host
 from tenure.core.clock import system_clock
 from tenure.core.host import TOKEN_ENV
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, State
@@ -849,7 +851,9 @@ class Scanner:
         monkeypatch.setattr("tenure.maintenance.judge.system_clock", lambda: world.clock)
         monkeypatch.setattr("tenure.maintenance.holder.system_clock", lambda: world.clock)
         monkeypatch.setattr("tenure.maintenance.holder.pid_namespace", lambda: "ours")
-        monkeypatch.setattr("tenure.maintenance.holder.started", lambda pid: self.processes.get(pid, ""))
+        monkeypatch.setattr(
+            "tenure.maintenance.holder.has_ended", lambda pid, started: self.processes.get(pid) != started
+        )
         settings = replace(load(environ={}), lease=LEASE)
         self.maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({self.mine}))
         self.beat()
@@ -951,6 +955,44 @@ def test_only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_deat
     scanner.processes = {pids[living]: "1", pids[followed]: "2"}
 
     assert scanner.dead() == {gone, followed}
+
+
+def test_a_process_of_which_nothing_is_known_is_not_proof_of_death(scanner: Scanner) -> None:
+    """Its /proc could not be read when it registered: the end of its lease decides."""
+    start(scanner.store, started="", boot_id="the-only-boot", pid_namespace="ours")
+
+    assert scanner.dead() == set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "Too many open files"), PermissionError(), FileNotFoundError()],
+    ids=["too many open files", "not allowed", "hidden"],
+)
+def test_a_process_that_can_not_be_looked_at_has_not_ended(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc may be mounted with hidepid, which shows a user no processes of others."""
+    living = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, TOKEN_ENV: "t"})
+    start, read = host.started(living.pid), Path.read_bytes
+
+    def unreadable(path: Path) -> bytes:
+        if path.parts[:3] == ("/", "proc", str(living.pid)):
+            raise error
+        return read(path)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", unreadable)
+            assert not host.has_ended(living.pid, start)
+            assert host.started(living.pid) == ""
+            if not isinstance(error, FileNotFoundError | PermissionError):
+                assert host.kill_carriers(["t"]) == {"t"}, "there may be one"
+            assert living.poll() is None
+        assert not host.has_ended(living.pid, start)
+        assert host.has_ended(living.pid, "another start")
+    finally:
+        living.kill()
+        assert host.has_ended(living.pid, start) or living.wait(60) is not None
+    assert host.has_ended(living.pid, start)
 
 
 def test_a_worker_that_dies_later_is_left_to_its_own_supervisor_for_one_scan(scanner: Scanner) -> None:

@@ -44,15 +44,40 @@ def pid_namespace() -> str:
 
 
 def started(pid: int) -> str:
-    """When this process started, according to the kernel; '' if it does not exist or is a zombie.
+    """When this process started, according to the kernel; '' if that is not known.
 
     A pid alone proves nothing, since pids are reused.
     """
     try:
-        fields = _stat(pid)
+        return _stat(pid)[19]
     except OSError:
         return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
-    return "" if fields[0] in "ZX" else fields[19]
+
+
+def has_ended(pid: int, start: str | None = None) -> bool:
+    """Is it proved that this process, which started then, has ended? What can't be read proves nothing.
+
+    /proc can't be read with too many open files, and shows no processes of other users where it is mounted with
+    `hidepid` (proc(5)), as systemd's `ProtectProc=` does.
+    """
+    try:
+        fields = _stat(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        found = "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
+        return start not in (None, found) if found else not _exists(pid)
+    except OSError:
+        return False
+    return fields[0] in "ZX" or start not in (None, fields[19])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _stat(pid: int) -> list[str]:
@@ -61,7 +86,10 @@ def _stat(pid: int) -> list[str]:
 
 
 def _started_elsewhere(pid: int) -> str:
-    found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
     return found.stdout.strip()
 
 
@@ -124,26 +152,30 @@ def end_leftovers(token: str, patience: float = 5.0) -> bool:
 
 
 def kill_carriers(tokens: Iterable[str]) -> set[str]:
-    """Kill all processes that have one of these tokens in their environment. Returns the tokens that were found."""
+    """Kill all processes that have one of these tokens in their environment. Returns the tokens that were found.
+
+    If /proc can't be read now, all are returned: there may be such processes.
+    """
     markers = {f"{TOKEN_ENV}={token}".encode(): token for token in tokens}
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
-    except OSError:
-        return set()
     found: set[str] = set()
-    for pid in pids:
-        mark = next((each for each in _environment(pid) if each in markers), None)
-        if mark is not None and pid != os.getpid() and started(pid):
-            found.add(markers[mark])
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    try:
+        for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:  # noqa: PTH208
+            mark = next((each for each in _environment(pid) if each in markers), None)
+            if mark is not None and pid != os.getpid() and not has_ended(pid):
+                found.add(markers[mark])
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+    except FileNotFoundError:
+        return set()  # this system has no /proc
+    except OSError:
+        return set(markers.values())
     return found
 
 
 def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
         return []
 
 

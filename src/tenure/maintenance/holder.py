@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tenure.core.clock import Clock, system_clock
-from tenure.core.host import host_name, new_token, pid_namespace, started, worker_id
+from tenure.core.host import has_ended, host_name, new_token, pid_namespace, started, worker_id
 from tenure.ports import Runner, Store, WorkerIdentity
 
 # Parts of a lease, counted from when the last successful renewal was sent.
@@ -48,11 +49,16 @@ def identity(
 
 
 def provably_gone(worker: WorkerIdentity) -> bool:
-    """True if it ran in this boot and pid namespace, and its process is gone or its pid is reused."""
+    """True if it ran in this boot and pid namespace, and its process is gone or its pid is reused.
+
+    False where that is not known, as with a row whose process could not be read: then its lease decides.
+    """
     return (
         worker.boot_id == system_clock().boot_id
         and worker.pid_namespace == pid_namespace()
-        and started(worker.pid) != worker.started
+        and bool(worker.pid_namespace or sys.platform != "linux")
+        and bool(worker.started)
+        and has_ended(worker.pid, worker.started)
     )
 
 

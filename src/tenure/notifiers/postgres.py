@@ -134,7 +134,7 @@ class PostgresListener:
                 try:
                     with closing(self._server.connect("tenure-listen")) as connection:
                         self._listen(connection)
-                except (psycopg.Error, _TokenLost) as error:
+                except (psycopg.Error, OSError, _TokenLost) as error:  # OSError: too many open files
                     failures = 0 if self._listening else failures + 1
                     self._listening = False
                     self.problem = _NO_RINGS if isinstance(error, _TokenLost) else self._server.describe(error)
@@ -246,7 +246,7 @@ class _Announcer:
         try:
             connection = connection or self._server.connect("tenure-notify")
             connection.execute(_NOTIFY, (self._server.channel, _payloads(signals)))
-        except psycopg.Error as error:
+        except (psycopg.Error, OSError) as error:
             if connection is not None:
                 connection.close()
             if reused:  # it may have died while idle
@@ -289,7 +289,7 @@ class _Server:
         conninfo = make_conninfo(**{"application_name": name} | self._options)
         return _Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
 
-    def describe(self, error: psycopg.Error) -> str:
+    def describe(self, error: psycopg.Error | OSError) -> str:
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             return _STANDBY
         reason = " ".join(str(error).split())

@@ -15,7 +15,7 @@ from math import inf
 from typing import IO, Any, NamedTuple
 
 from tenure.core.durations import spell
-from tenure.core.host import TOKEN_ENV, kill_group, new_token, started, worker_id
+from tenure.core.host import TOKEN_ENV, has_ended, kill_group, new_token, worker_id
 from tenure.core.lifecycle import Crashed, Outcome
 from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Runner
@@ -133,7 +133,7 @@ class WorkerProcess:
         """
         with self._reaping:
             if self.process.returncode is None:
-                if started(self.process.pid):
+                if not has_ended(self.process.pid):
                     self.kill_reason = self.kill_reason or reason
                 kill_group(self.process.pid)
 

@@ -75,7 +75,11 @@ def drive(call: OnLoop, answered: Callable[[Enqueued | Exception | None], None])
             timer.cancel()
             go_on(error)
 
-        loop.add_reader(wanted.fileno, over)
+        try:
+            loop.add_reader(wanted.fileno, over)
+        except Exception as error:
+            go_on(error)
+            return
         timer = loop.call_later(wanted.seconds, over, TimeoutError(f"no answer in {wanted.seconds:g}s"))
 
     go_on()

@@ -444,9 +444,9 @@ class Embedded:
         return carry_out(self._opened.store, serving.holder.id, serving.running)
 
     def _duty_failed(self, error: BaseException) -> None:
-        _log.critical("a background thread of the embedded worker has failed", exc_info=error)
         self._serving.ready.wait()
         self._serving.give_up(error)
+        _log.critical("a background thread of the embedded worker has failed", exc_info=error)
 
     def _loop_ended(self) -> None:
         """The caller's loop has been closed, or is about to be."""

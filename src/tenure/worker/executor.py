@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import sys
 import threading
 import traceback
@@ -52,6 +53,8 @@ from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, sig
 T = TypeVar("T")
 
 MAX_ERROR = 16_384  # characters of an error kept with the job
+NO_THREAD_SECONDS = 5.0  #: until the next try, where no thread can be started: another worker may run it meanwhile
+_log = logging.getLogger("tenure.worker")
 
 
 class Host(Owner, Protocol):
@@ -185,14 +188,21 @@ class Attempt(Reporting[Host]):
         try:
             future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
         except RuntimeError as error:  # no thread can be started; if the pool runs it later, `_call` does nothing
-            self._end(Released(f"no thread could be started for it: {error}"))
+            _log.error("%s %s is put off: no thread can be started: %s", self.task.name, self.claimed.id, error)
+            self._end(Snoozed(NO_THREAD_SECONDS, f"no thread could be started for it: {error}", ours=True))
             return
         while True:
             try:
                 outcome = await asyncio.shield(future)
                 break
             except asyncio.CancelledError:
+                if future.cancelled():  # before it began: the pool was closed
+                    outcome = self.verdict or Released("its worker has ended")
+                    break
                 continue  # a thread can't be cancelled: its next `job` call raises; wait until the code stops
+            except BaseException as error:  # not the handler's, of which `_call` makes an outcome
+                outcome = self._raised(error)
+                break
         self._end(outcome)
 
     def _call(self, program: Program) -> Outcome | None:
@@ -271,7 +281,10 @@ class Attempt(Reporting[Host]):
         try:
             return _told_of_the_swallow(self, error, _outcome_of(self, error))
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
-            return Failed(f"{describe(error)}\n\nand then, while deciding whether to retry: {describe(broken)}")
+            told = [type(each).__name__ for each in (error, broken)]
+            with suppress(BaseException):  # one may be too deep to be told
+                told = [describe(each) for each in (error, broken)]
+            return Failed("{}\n\nand then, while deciding whether to retry: {}".format(*told))
 
     # ── stopping ──
 

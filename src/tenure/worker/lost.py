@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from random import random
 from typing import Any
@@ -31,18 +32,26 @@ class Lost(Snooze):
 
 
 def excused(attempt: Leased[Any], error: BaseException) -> BaseException:
-    """The error that decides the outcome: Lost, if this one came from a lost connection and costs nothing."""
-    return _logged(attempt, judged(attempt, error))
+    """The error that decides the outcome: Lost, if this one came from a lost connection and costs nothing.
+
+    Whatever else is raised meanwhile, such as by the error's own `__str__`: it decides by itself then.
+    """
+    try:
+        return _logged(attempt, judged(attempt, error))
+    except BaseException:
+        return error
 
 
 async def aexcused(attempt: Leased[Any], error: BaseException) -> BaseException:
     """The same, for a handler on an event loop."""
-    if not _came_of_a_loss(attempt, error):
-        return error
     try:
+        if not _came_of_a_loss(attempt, error):
+            return error
         return _logged(attempt, await asyncio.to_thread(judged, attempt, error))
     except asyncio.CancelledError as stopped:
         return stopped
+    except BaseException:
+        return error
 
 
 def judged(attempt: Leased[Any], error: BaseException) -> BaseException:
@@ -68,7 +77,8 @@ def _logged(attempt: Leased[Any], error: BaseException) -> BaseException:
     if isinstance(error, Lost):
         raised = None if attempt.host.store.capabilities.sealed else error.__cause__
         about = attempt.claimed
-        _log.warning("%s %s %s and runs again, uncharged", about.task, about.id, LOST, exc_info=raised)
+        with suppress(Exception):  # of the program's own logging
+            _log.warning("%s %s %s and runs again, uncharged", about.task, about.id, LOST, exc_info=raised)
     return error
 
 
@@ -83,6 +93,8 @@ def _causes(error: BaseException | None) -> Iterator[Exception]:
 
     The class of a store's error says what caused it: not every error of its driver is a lost connection.
     """
-    while isinstance(error, Exception) and not isinstance(error, Snooze | Fail):
+    seen = set[int]()  # `raise error from error` makes a circle
+    while isinstance(error, Exception) and not isinstance(error, Snooze | Fail) and id(error) not in seen:
+        seen.add(id(error))
         yield error
         error = None if isinstance(error, StoreError) else error.__cause__

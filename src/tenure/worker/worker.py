@@ -207,6 +207,8 @@ class Worker:
             )
             for each in self._tasks:
                 each.cancel()
+            for attempt in list(self.running.values()):  # nothing renews its lease any more
+                attempt.request_stop("lease_lost", None)
             self._release()  # the program may go on, and embed another worker
             self._loop.stop()
 
@@ -214,6 +216,16 @@ class Worker:
 def own_threads(slots: int) -> ThreadPoolExecutor:
     """The default pool of a worker's own loop: `asyncio.to_thread` in one handler waits for no other handler."""
     return ThreadPoolExecutor(max(slots, min(32, (os.cpu_count() or 1) + 4)), "tenure-to-thread")
+
+
+def _abandon(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what runs there, and close it. What has not stopped within a second may never stop."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+    loop.close()
 
 
 def run_loop(serve: Coroutine[object, object, T]) -> T:
@@ -224,7 +236,7 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
         try:
             result = runner.get_loop().run_until_complete(serving)
         except Exception:
-            runner.get_loop().close()  # not the runner, which would wait for handlers and threads that never end
+            _abandon(runner.get_loop())  # not as the runner does: it waits for handlers and threads that never end
             raise
         except (SystemExit, KeyboardInterrupt) as stray:
             if os.getpid() != pid:  # a handler has forked, and its child is not a second worker

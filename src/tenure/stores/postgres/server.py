@@ -118,6 +118,8 @@ def mapped(error: BaseException, server: Server, *, theirs: bool = False) -> Bas
     """
     if isinstance(error, UnicodeEncodeError):
         return BadData(f"{server.url} can't store a value: {error}")
+    if isinstance(error, OSError):  # psycopg waits for a connection with an epoll of its own: too many open files
+        return StoreAway(f"{server.url} is out of reach: {error}")
     if not isinstance(error, psycopg.Error):
         return error
     state, message = error.sqlstate or "", _first_line(error)
@@ -265,7 +267,7 @@ class Server:
         """Map the driver's errors to ours."""
         try:
             yield
-        except (psycopg.Error, UnicodeEncodeError) as error:
+        except (psycopg.Error, UnicodeEncodeError, OSError) as error:
             raise mapped(error, self, theirs=theirs) from error
 
     @contextmanager

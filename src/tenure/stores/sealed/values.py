@@ -7,6 +7,7 @@ flows, keys, `meta`; nor is what the engine or an operator says about a job.
 
 from __future__ import annotations
 
+import logging
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from tenure.codecs import Codec
 from tenure.core.lifecycle import Completed, Failed, Outcome, Snoozed
 from tenure.core.offloaded import elsewhere, is_offloaded
 from tenure.core.sealed import ALTERED, ENCRYPTED, SEALED, is_sealed, why_sealed
-from tenure.errors import Locked
+from tenure.errors import Locked, StoreAway
 from tenure.ports import (
     EDITS,
     AttemptView,
@@ -44,6 +45,7 @@ _TEXTS: tuple[Kind, ...] = ("error", "stage", "message")
 _REPORTED: tuple[Kind, ...] = ("stage", "message", "checkpoint", "log")
 ONCE = "once:"  #: how the keys of the notes of `jobs.once` begin: no other notes have texts of an app's code
 _EMPTY = frozenset(("", "{}", "[]", '""', "null"))  #: they say nothing, so they are left as they are
+_log = logging.getLogger("tenure.store")
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
@@ -59,7 +61,11 @@ class Seal:
         if codec is None or text in _EMPTY:
             return text
         check_text(text)
-        encrypted = b2a_base64(codec.encode(text.encode(), _about(kind, owner, key)), newline=False)
+        try:
+            data = codec.encode(text.encode(), _about(kind, owner, key))
+        except Exception as error:  # a codec is the program's own code: it may ask a key server
+            raise StoreAway(f"the codec can't encrypt: {error!r}") from error
+        encrypted = b2a_base64(data, newline=False)
         return f'{SEALED}{codec.key}:{encrypted.decode()}"'
 
     def open(self, text: str, kind: Kind, owner: str, key: str = "") -> str:
@@ -74,6 +80,9 @@ class Seal:
             return text
         except ValueError:
             return ALTERED
+        except Exception as error:
+            _log.warning("the codec can't decrypt: %r", error)  # as if the key were not here: it may work later
+            return text
 
     def needed(self, text: str, kind: Kind, owner: str, key: str, what: str) -> str:
         """The text as it was written. Raises Locked if it can't be read."""

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import _thread
 import os
-import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
@@ -27,6 +25,7 @@ import apsw
 from tenure.core import forks
 from tenure.core.text import UPGRADE
 from tenure.errors import BadData, StoreAway, StoreError
+from tenure.stores.sqlite import other_opens
 from tenure.stores.sqlite.upkeep import LARGEST_LOG, MOST_FRAMES, is_due
 from tenure.stores.sqlite.writes import Call, Change, Write, commit
 
@@ -77,41 +76,6 @@ def mapped(error: BaseException, path: str) -> BaseException:
             return StoreError(f"{path}: {error}")
         case _:
             return error
-
-
-# ── The guard against other opens in this process ───────────────────────────────────────────────────────────────
-
-_held: dict[int, str] = {}  #: by the id of its DatabaseFile, which is gone from here when that is dropped unclosed
-_hooked = False
-
-
-def _guard(event: str, args: tuple[Any, ...]) -> None:
-    if event not in {"open", "sqlite3.connect"} or not _held or not args:
-        return
-    name = args[0]
-    if not isinstance(name, str | bytes | os.PathLike):
-        return
-    text = os.fsdecode(name)  # pyright: ignore[reportUnknownArgumentType]
-    text = text.removeprefix("file:").partition("?")[0]
-    base = text.removesuffix("-wal").removesuffix("-shm")
-    if os.path.realpath(base) in list(_held.values()):
-        raise StoreError(
-            f"{text} is open in Tenure in this process: opening it in any other way drops its locks and can lose "
-            "committed jobs. Use jobs.transaction() for your own SQL, `tenure backup` for a copy."
-        )
-
-
-def _hold(file: DatabaseFile) -> None:
-    global _hooked
-    _held[id(file)] = file.path
-    weakref.finalize(file, _held.pop, id(file), None).atexit = False
-    if not _hooked:
-        sys.addaudithook(_guard)
-        _hooked = True
-
-
-def _release(file: DatabaseFile) -> None:
-    _held.pop(id(file), None)
 
 
 # ── The file ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,6 +196,18 @@ class Transaction:
             self._gate.release()
 
 
+def _close(connection: apsw.Connection | None) -> None:
+    if connection is not None:
+        connection.close()
+
+
+def _without_checkpoint(*connections: apsw.Connection | None) -> None:
+    """Have them closed without one: it would take long, and another process may be made to wait."""
+    for connection in connections:
+        if connection is not None:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+
 class DatabaseFile:
     """Two connections, one for reads and one for writes, with writers served one at a time.
 
@@ -275,7 +251,7 @@ class DatabaseFile:
         self.refuse_child()
         forks.refuse_sqlite()
         forks.add(self)
-        _hold(self)
+        other_opens.refuse(self, self.path)
         self._open = True
         try:
             with self._turn, self._reading:
@@ -334,17 +310,15 @@ class DatabaseFile:
             self._turn.release()
         if self._reader is None and self._writer is None:  # else they are still open, in a call
             forks.discard(self)
-            _release(self)
+            other_opens.allow(self)
 
     def _close_reader(self) -> None:
         connection, self._reader = self._reader, None
-        if connection is not None:
-            connection.close()
+        _close(connection)
 
     def _close_writer(self) -> None:
         connection, self._writer = self._writer, None
-        if connection is not None:
-            connection.close()
+        _close(connection)
 
     # ── forks ──
 
@@ -361,17 +335,19 @@ class DatabaseFile:
     def pause(self, until: float) -> bool:
         if threading.get_ident() in _inside or not self._reading.acquire(timeout=_left(until)):
             return False
-        if self._turn.acquire(timeout=_left(until)):
-            if self._transaction_ended(_left(until)):
-                for connection in (self._writer, self._reader):
-                    if connection is not None:  # a checkpoint would take long, and another process may be made to wait
-                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-                self._close_writer()
-                self._close_reader()
-                return True
-            self._turn.release()
-        self._reading.release()
-        return False
+        held, paused = [self._reading], False
+        try:
+            if self._turn.acquire(timeout=_left(until)):
+                held.append(self._turn)
+                if self._transaction_ended(_left(until)):
+                    _without_checkpoint(self._writer, self._reader)
+                    self._close_writer()
+                    self._close_reader()
+                    paused = True
+            return paused
+        finally:  # a signal's exception in a fork's hook goes no further, so nothing else would release them
+            for lock in held if not paused else ():
+                lock.release()
 
     def resume(self) -> None:
         self._turn.release()
@@ -384,7 +360,7 @@ class DatabaseFile:
         unused = paused or not (self._open or self._writer or self._reader)
         self._writer = self._reader = None
         self._open = False
-        _held.clear()
+        other_opens.allow_all()
         _inside.clear()
         return unused
 
