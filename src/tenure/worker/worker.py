@@ -205,12 +205,12 @@ class Worker:
             self._loop.call_exception_handler(
                 {"message": f"tenure: {task.get_name()} failed; this worker stops", "exception": error}
             )
+            self._loop.stop()  # at the end of this turn, whatever the rest raises
             for each in self._tasks:
                 each.cancel()
             for attempt in list(self.running.values()):  # nothing renews its lease any more
                 attempt.request_stop("lease_lost", None)
             self._release()  # the program may go on, and embed another worker
-            self._loop.stop()
 
 
 def own_threads(slots: int) -> ThreadPoolExecutor:
