@@ -118,7 +118,7 @@ TABLE = Table(
         Guard("a process that can't be looked at has not ended", "core/host.py", "    except OSError:\n        return False\n    return fields[0] in", "    except OSError:\n        return True\n    return fields[0] in", HERE + "a_process_that_can_not_be_looked_at_has_not_ended"),
         Guard("a process that is hidden has not ended", "core/host.py", "if found else not _exists(pid)", "if found else True", HERE + "a_process_that_can_not_be_looked_at_has_not_ended"),
         Guard("a row of which nothing is known proves no death", "maintenance/holder.py", "        and bool(worker.started)\n", "", HERE + "a_process_of_which_nothing_is_known_is_not_proof_of_death"),
-        Guard("an error raised from itself ends its attempt", "worker/lost.py", " and id(error) not in seen:", ":", "unit/test_odd_errors.py -k 'itself'"),
+        Guard("an error raised from itself ends its attempt", "worker/lost.py", " and id(error) not in seen:", ":", "unit/test_lost.py -k 'itself'"),
         Guard("an error without a text ends its attempt", "worker/lost.py", "    except BaseException:\n        return error\n\n\ndef judged", "    except ZeroDivisionError:\n        return error\n\n\ndef judged", "unit/test_odd_errors.py -k 'text and async'"),
         Guard("code of a failed embedded worker is asked to stop", "worker/worker.py", "                attempt.request_stop(\"lease_lost\", None)\n", "                pass\n", "unit/test_odd_errors.py -k 'asked_to_stop'"),
         Guard("only a process that is gone is proof of death", "maintenance/holder.py", "        and has_ended(worker.pid, worker.started)\n", "", HERE + "only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death"),

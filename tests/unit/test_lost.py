@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,6 +165,13 @@ def test_it_is_found_under_the_errors_of_django_and_sqlalchemy(name: str) -> Non
     with pytest.raises(sqlalchemy.exc.DBAPIError) as wrapped:
         sqlalchemy.create_engine(f"{scheme}://", creator=refuse).connect()
     assert any(map(connection_lost, _causes(wrapped.value)))
+
+
+def test_an_error_that_was_raised_from_itself_has_one_cause() -> None:
+    error, other = ValueError("in a circle"), ValueError("in one of two")
+    error.__cause__, other.__cause__ = other, error
+
+    assert list(islice(_causes(error), 5)) == [error, other]
 
 
 def test_a_job_that_loses_its_connection_each_time_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:

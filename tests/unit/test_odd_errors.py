@@ -97,14 +97,15 @@ def test_code_of_an_embedded_worker_that_has_failed_is_asked_to_stop(
     jobs: Tenure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing renews its lease any more: others will run its jobs."""
-    begun, stopped = threading.Event(), threading.Event()
+    begun, stopped, over = threading.Event(), threading.Event(), threading.Event()
 
     @jobs.task
     def runs(job: Job[None]) -> None:
         begun.set()
-        while job.stopping is None:
+        while job.stopping is None and not over.is_set():
             time.sleep(0.005)
-        stopped.set()
+        if job.stopping is not None:
+            stopped.set()
 
     def broken(_: Doorbell) -> None:
         raise ZeroDivisionError
@@ -113,7 +114,10 @@ def test_code_of_an_embedded_worker_that_has_failed_is_asked_to_stop(
         runs.enqueue()
         assert begun.wait(60)
         monkeypatch.setattr(Doorbell, "_check_notifier", broken)
-        assert stopped.wait(60)
+        try:
+            assert stopped.wait(60)
+        finally:
+            over.set()
 
 
 def test_a_handler_that_fails_is_told_as_before(jobs: Tenure) -> None:
