@@ -228,11 +228,13 @@ class GuardedRun:
         except Exception as error:
             if repr(error) != self._last_failure:
                 self._last_failure = repr(error)
-                _log.critical("%s: its heartbeat has failed, and is retried", self.name, exc_info=True)
+                with suppress(Exception):  # of the program's own logging
+                    _log.critical("%s: its heartbeat has failed, and is retried", self.name, exc_info=True)
             return False
         return True
 
     def _failed(self, error: BaseException) -> None:
+        self.stop.lose("its heartbeat has ended")
         _log.critical("%s: its heartbeat has ended", self.name, exc_info=error)
 
     def _renew(self) -> None:

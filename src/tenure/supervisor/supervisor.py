@@ -350,8 +350,8 @@ class Supervisor:
 
     def _duty_failed(self, error: BaseException) -> None:
         """Called in the thread of a duty, as it ends."""
+        self._loop.call(self._fail)  # before the log, whose handlers are the program's and may raise
         logging.getLogger("tenure.supervisor").critical("a background thread has failed; exiting", exc_info=error)
-        self._loop.call(self._fail)
 
     def _fail(self) -> None:
         self._exit_code, self._stopping = 1, 2
