@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -75,7 +76,7 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # another user's
         return True
     return True
 
@@ -175,8 +176,10 @@ def kill_carriers(tokens: Iterable[str]) -> set[str]:
 def _environment(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
-        return []
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # nothing can be read now
+            raise
+        return []  # it has ended, or is another user's; the others are looked at all the same
 
 
 def cause_of(code: int) -> str:

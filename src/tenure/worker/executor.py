@@ -188,8 +188,8 @@ class Attempt(Reporting[Host]):
         try:
             future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
         except RuntimeError as error:  # no thread can be started; if the pool runs it later, `_call` does nothing
-            _log.error("%s %s is put off: no thread can be started: %s", self.task.name, self.claimed.id, error)
             self._end(Snoozed(NO_THREAD_SECONDS, f"no thread could be started for it: {error}", ours=True))
+            _log.error("%s %s is put off: no thread can be started: %s", self.task.name, self.claimed.id, error)
             return
         while True:
             try:
@@ -197,7 +197,7 @@ class Attempt(Reporting[Host]):
                 break
             except asyncio.CancelledError:
                 if future.cancelled():  # before it began: the pool was closed
-                    outcome = self.verdict or Released("its worker has ended")
+                    outcome = self.verdict if self.stopping else Released("its worker has ended")
                     break
                 continue  # a thread can't be cancelled: its next `job` call raises; wait until the code stops
             except BaseException as error:  # not the handler's, of which `_call` makes an outcome
