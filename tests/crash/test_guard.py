@@ -112,7 +112,7 @@ def children_of(pid: int) -> list[int]:
 
 def history(site: Site, name: str = "report") -> list[Tick]:
     """What ran, oldest first."""
-    return [tick for tick in reversed(site.store.ticks(name)) if tick.status not in ("missed", "skipped")]
+    return [tick for tick in reversed(site.store.ticks(name, limit=10_000)) if tick.status not in ("missed", "skipped")]
 
 
 def job_of(site: Site, tick: Tick) -> JobView:

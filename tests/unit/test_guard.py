@@ -108,7 +108,7 @@ Opened = Callable[[], tuple[Store, Notifier, Settings]]
 
 def ticks(store: Store, name: str = "report") -> list[Tick]:
     """The ticks that ran or were to run, oldest first."""
-    return [tick for tick in reversed(store.ticks(name)) if tick.status not in ("missed", "skipped")]
+    return [tick for tick in reversed(store.ticks(name, limit=10_000)) if tick.status not in ("missed", "skipped")]
 
 
 def job_of(store: Store, tick: Tick) -> State:
