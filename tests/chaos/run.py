@@ -103,6 +103,7 @@ def play(
             phase.begin(stage, nemesis)
             for fault in (each for each in plan if each.phase == number):
                 nemesis.strike(fault)
+            phase.end(stage)
         stage.heal()
         time.sleep(2 * lease)  # peace: ticks that fell due meanwhile are caught up with
         nemesis.wait_until_all_serve()

@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 #: each on the store that suffers most from it: its scale, and how many of its jobs there must be at least
 LOADS = [
-    pytest.param("postgres", "trickle", 0.3, 300, id="trickle"),
+    pytest.param("postgres", "trickle", 0.3, 100, id="trickle"),
     pytest.param("sqlite", "avalanche", 0.01, 3000, id="avalanche"),
     pytest.param("redis", "heavy", 0.1, 16, id="heavy"),
     pytest.param("postgres", "hot key", 0.2, 40, id="hot key"),

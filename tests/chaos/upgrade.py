@@ -12,6 +12,7 @@ today's, and judges the whole history at once: a job that one release began, ano
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import QueueView
 
+from . import history
 from .faults import Kind
+from .history import Event
 from .nemesis import Nemesis
 from .profiles import LOAD
 from .stage import TODAY, Stage
 
 SCALE = 0.5  #: of the load
 FLOWS_SECONDS = 120.0
+BEGIN_SECONDS = 120.0
 #: faults that the nemesis does with today's code itself: a store with an older schema is closed to it
 OURS = frozenset({"ghost writes", "false hints", "long transaction"})
 
@@ -37,10 +41,11 @@ OURS = frozenset({"ghost writes", "false hints", "long transaction"})
 class Phase:
     """A part of a run. `moves`: how one host and one client go as it begins; `migrated`: today's code has the store.
 
-    `load`: what a client with today's code does in it.
+    `releases`: which there are in it, by name. `load`: what a client with today's code does in it.
     """
 
     name: str
+    releases: tuple[str, ...] = ()
     moves: Literal["forward", "back"] | None = None
     migrated: bool = True
     load: str = ""
@@ -63,9 +68,36 @@ class Phase:
             stage.start_load(self.load, SCALE)
         stage.pen.note("phase", "ok", name=self.name)
 
+    @property
+    def begins(self) -> set[str]:
+        """What `began` must find in it: each release serves and enqueues."""
+        return {f"{kind} {release}" for kind in ("host", "client") for release in self.releases}
+
+    def end(self, stage: Stage) -> None:
+        """Wait until each release has served and enqueued in it: that may take longer than the faults do."""
+        if self.releases:
+            stage.heal()
+            until(lambda: self._has_begun(stage), f"{self.begins} in the phase {self.name!r}", BEGIN_SECONDS)
+
+    def _has_begun(self, stage: Stage) -> bool:
+        return self.begins <= began(history.read(stage.history))[self.name]
+
     def of(self, kinds: Sequence[Kind]) -> list[Kind]:
         """The faults that can be played in it."""
         return [kind for kind in kinds if self.migrated or kind.full_name not in OURS]
+
+
+def began(events: Sequence[Event]) -> defaultdict[str, set[str]]:
+    """By phase, between two changes: the releases whose workers began attempts, and whose clients enqueued."""
+    found = defaultdict[str, set[str]](set)
+    now = PHASES[0].name
+    for event in events:
+        if event.op == "phase":
+            now = event.data["name"] if event.phase == "ok" else ""
+        asked = event.op == "begin" or (event.op == "enqueue" and event.phase == "invoke")
+        if now and asked and event.actor.startswith(("host", "client")):
+            found[now].add(f"{event.actor.partition('-')[0]} {event.actor.split('-')[-2]}")
+    return found
 
 
 def flows_have_ended(queues: Iterable[QueueView]) -> bool:
@@ -83,9 +115,9 @@ def _flows_have_ended(stage: Stage) -> bool:
 
 WITHOUT = (Phase(""),)
 PHASES = (
-    Phase("old", migrated=False),
-    Phase("mixed", "forward"),
-    Phase("new", "forward", load="flows"),
-    Phase("back", "back"),
-    Phase("old again", "back"),
+    Phase("old", ("1",), migrated=False),
+    Phase("mixed", ("1", "2"), "forward"),
+    Phase("new", ("2",), "forward", load="flows"),
+    Phase("back", ("1", "2"), "back"),
+    Phase("old again", ("1",), "back"),
 )

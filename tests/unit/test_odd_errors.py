@@ -66,6 +66,22 @@ def test_an_odd_error_ends_its_attempt_and_nothing_else(name: str, kind: str, jo
         assert after.enqueue().result("60s") == "done"
 
 
+def test_a_group_that_is_a_thousand_groups_deep_is_read_without_recursion(jobs: Tenure) -> None:
+    """At the limit of recursion, whatever is garbage collected meanwhile is not closed."""
+
+    @jobs.task(retry=1)
+    def fails() -> None:
+        raise too_deep()
+
+    with jobs.worker():
+        handle = fails.enqueue()
+        until(lambda: handle.status().state == "dead", "the attempt to end")
+    view = jobs.client().store.get(str(handle.id))
+    assert view is not None
+    assert view.error.startswith("ExceptionGroup: a group (1 sub-exception)")
+    assert "RecursionError" not in view.error
+
+
 def test_where_no_thread_can_be_started_a_job_is_put_off_and_that_is_told(
     jobs: Tenure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -282,7 +282,7 @@ class Attempt(Reporting[Host]):
             return _told_of_the_swallow(self, error, _outcome_of(self, error))
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
             told = [type(each).__name__ for each in (error, broken)]
-            with suppress(BaseException):  # one may be too deep to be told
+            with suppress(BaseException):  # their own code may raise anything
                 told = [describe(each) for each in (error, broken)]
             return Failed("{}\n\nand then, while deciding whether to retry: {}".format(*told))
 

@@ -13,8 +13,12 @@ from tenure.tasks.waits import Suspend, together
 
 def leaves(error: BaseException) -> list[BaseException]:
     """The error itself, or all errors of a group and of the groups in it. A Suspend beside an error is left out."""
-    members = _members(error)
-    found = [leaf for each in members for leaf in leaves(each)] if members else [error]
+    found, left = list[BaseException](), [error]
+    while left:  # a recursion into a group of a thousand groups would fail whatever is garbage collected meanwhile
+        each = left.pop()
+        members = _members(each)
+        left += reversed(members)
+        found += () if members else (each,)
     return [each for each in found if not isinstance(each, Suspend)] or found
 
 
