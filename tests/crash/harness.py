@@ -42,6 +42,9 @@ FULL = os.environ.get("TENURE_TEST_FULL") == "1"
 HERE = Path(__file__).parent
 SOURCE = Path(tenure.__file__).parents[1]
 boot = system_clock().boot
+#: Seconds for what takes one on a quiet machine: among four whole runs of the tests, a worker needed more than 30 to
+#: start. A test as a whole has 120.
+PATIENCE = 90.0
 
 
 class Line(NamedTuple):
@@ -81,7 +84,7 @@ def send(pid: int, number: int) -> None:
         return
 
 
-def until(condition: Callable[[], T | None], what: str, seconds: float = 30.0, told: Callable[[], str] = str) -> T:
+def until(condition: Callable[[], T | None], what: str, seconds: float = PATIENCE, told: Callable[[], str] = str) -> T:
     """The first true answer. If none comes in time, an AssertionError with all that is known."""
     deadline = boot() + seconds
     while True:
@@ -113,7 +116,7 @@ class Supervised:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def exit_code(self, seconds: float = 30.0) -> int:
+    def exit_code(self, seconds: float = PATIENCE) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -241,15 +244,15 @@ class Site:
 
     # ── waiting ──
 
-    def until(self, condition: Callable[[], T | None], what: str, seconds: float = 30.0) -> T:
+    def until(self, condition: Callable[[], T | None], what: str, seconds: float = PATIENCE) -> T:
         return until(condition, what, seconds, lambda: f"{self._told()}\n{self.logs()}")
 
-    def seen(self, job: JobHandle[Any], event: str, *, attempt: int = 0, seconds: float = 30.0) -> Line:
+    def seen(self, job: JobHandle[Any], event: str, *, attempt: int = 0, seconds: float = PATIENCE) -> Line:
         """Wait for the first such line of the ledger."""
         what = f"{event!r} of {job.id}, attempt {attempt or 'any'}"
         return self.until(lambda: self.lines(job, event, attempt), what, seconds)[0]
 
-    def ended(self, *jobs: JobHandle[Any], seconds: float = 60.0) -> list[JobView]:
+    def ended(self, *jobs: JobHandle[Any], seconds: float = PATIENCE) -> list[JobView]:
         """Wait until these jobs have ended."""
         return [
             self.until(lambda handle=handle: self._ended(handle), f"the end of {handle.id}", seconds)  # type: ignore[misc]
