@@ -53,7 +53,9 @@ def cut_myself() -> None:
 
 IDLE = """
     for task in (pay, apay, pay, apay):
-        assert task.enqueue(order).result("60s") == 1
+        handle = task.enqueue(order)
+        assert handle.result("60s") == 1
+        assert jobs.client().store.get(str(handle.id)).attempt == 1, "it met the connection that was cut"
         cut()
 """
 
