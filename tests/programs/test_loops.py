@@ -489,13 +489,16 @@ def test_cleanup_that_fails_while_its_job_is_handed_back_is_not_charged(tmp_path
             handles = [task.enqueue() for task in tasks]
             while len(begun) < len(tasks):
                 time.sleep(0.01)
-        tell(**{task.name: ends(handle) for task, handle in zip(tasks, handles)})
+        tell(begun=len(begun), **{task.name: ends(handle) for task, handle in zip(tasks, handles)})
         """,
         TENURE_GRACE="0s",
     )
     assert ran.code == 0, ran.err
     told = ran.told
+    assert told.pop("begun") == 5, "no code began while the worker ended"
     unrelated = told.pop("unrelated")
+    for job in told.values():  # a claim in flight may take what was just handed back, and hands it back, too
+        job["outcomes"] = list(dict.fromkeys(job["outcomes"]))
     assert {name: of(job, RELEASED) for name, job in told.items()} == dict.fromkeys(told, RELEASED)
     assert (unrelated["state"], unrelated["failures"]) == ("dead", 1)
 
