@@ -252,19 +252,22 @@ def length(text: str) -> int:
 long = jobs.task(length)
 file = os.environ["TENURE_URL"].removeprefix("sqlite:///")
 with jobs.transaction() as tx:
-    before = os.path.getsize(file + "-wal")
+    before, stored = os.path.getsize(file + "-wal"), 0
     while os.path.getsize(file + "-wal") < before + 2_000_000:  # SQLite has written a part of it before the commit
         long.using(tx=tx).enqueue("x" * 200_000)
+        stored += 1
     pid = os.fork()
     if pid == 0:
         sys.exit(7)  # leaves the parent's block
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     task.using(tx=tx).enqueue(1)
 task.enqueue(2)
-look = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('PRAGMA integrity_check').fetchall())"
-print(subprocess.check_output([sys.executable, "-c", look, file], text=True), end="")
+look = "import sqlite3, sys; run = sqlite3.connect(sys.argv[1]).execute; " + (
+    "print(*run('PRAGMA integrity_check').fetchone(), *run('SELECT count(*) FROM jobs').fetchone())")
+found = subprocess.check_output([sys.executable, "-c", look, file], text=True)
+print(found == f"ok {{stored + 2}}\\n", found)
 """)
-    assert ran.out == "[('ok',)]\n"
+    assert ran.out.startswith("True "), ran.out
 
 
 def test_a_fork_that_python_did_not_see_is_told(programs: Programs) -> None:
