@@ -100,7 +100,7 @@ clean:  ## Remove .venv and every cache
 .venv/.browser: .venv/.made
 	@command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& echo "installing chromium, which the tests of the dashboard drive …" && apt-get update -qq \
-		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq -o DPkg::Lock::Timeout=300 --no-install-recommends chromium >/dev/null; } \
 		|| { echo "the tests of the dashboard drive a real browser: install chromium (on Debian: apt install chromium)" >&2; exit 1; }
 	@touch $@
 
