@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tenure.tasks.loops import settled
+from tenure.worker.forked import LoopGuard
 
 SETTLE_SECONDS = 5.0  #: how long a cancelled block waits for running code to stop and for the store
 LOOK_SECONDS = 0.25
@@ -23,6 +24,7 @@ class CallersLoop:
 
     def __init__(self, boot: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._guard = LoopGuard(self._loop, handlers=True)
         self._boot = boot
         self._asked = False
         self._left = asyncio.Event()

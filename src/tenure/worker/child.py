@@ -40,6 +40,7 @@ from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources
+from tenure.worker.forked import LoopGuard
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.rescues import FLUSH_SECONDS, RescueTraces
@@ -108,7 +109,7 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     except TenureError as error:
         link.send("refused", error=str(error))
         return 2
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         link.send("refused", error=f"the app can't be imported: {type(error).__name__}: {error}")
         raise
     link.send("hello", **hello)
@@ -210,7 +211,7 @@ class Child:
     async def serve(self, early: Sequence[dict[str, Any]]) -> NoReturn:
         """Obey the supervisor to the end; `early` messages have been received already."""
         self._loop = loop = asyncio.get_running_loop()
-        os.register_at_fork(after_in_child=loop.stop)  # a handler that forks leaves no second worker behind
+        self._guard = LoopGuard(loop)  # a handler that forks leaves no second worker behind
         self._obey(early)
         loop.add_reader(self._link.fileno(), self._receive)
         loop.add_signal_handler(signal.SIGTERM, self._drain, self._loaded.settings.grace)

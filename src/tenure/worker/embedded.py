@@ -33,6 +33,7 @@ from tenure.maintenance.roster import Row, Turn
 from tenure.ports import Notifier, Store
 from tenure.worker.caller import LOOK_SECONDS, CallersLoop, in_thread, shielded
 from tenure.worker.executor import Attempt, open_resources
+from tenure.worker.forked import LoopGuard
 from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
 from tenure.worker.rescues import RescueTraces
@@ -92,6 +93,7 @@ class _Serving:
 
     async def run(self, due: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
+        self._guard = LoopGuard(self.loop)
         async with AsyncExitStack() as stack:
             if self._caller is None:
                 self.loop.set_default_executor(own_threads(self._plan.slots))

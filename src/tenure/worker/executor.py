@@ -41,6 +41,7 @@ from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
 from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
+from tenure.worker import forked
 from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
 from tenure.worker.leased import Owner
@@ -90,6 +91,7 @@ class Attempt(Reporting[Host]):
     _taken = False  #: the caller's loop has taken it up
     fetches = False  #: its arguments or its checkpoint are kept elsewhere: set before `start`
     trace: AttemptTrace | None = None
+    _depth = 0  #: of the process that runs it (forked.py)
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
@@ -98,6 +100,8 @@ class Attempt(Reporting[Host]):
         self.loop = loop
         self.lease = Lease(claimed.id, claimed.attempt, host.worker_id)
         self.started_at = monotonic()
+        if forked.depth:
+            self._depth = forked.depth
         if claimed.stale_after is not None:
             self.active = loop.time()
 
@@ -168,6 +172,7 @@ class Attempt(Reporting[Host]):
                 async with AsyncExitStack() as stack:
                     for around in program.arounds:
                         await _enter_async(stack, around, self)
+                    stack.push(self._left)
                     value = await task.fn(*args, **kwargs)
             else:
                 value = await task.fn(*args, **kwargs)
@@ -175,11 +180,13 @@ class Attempt(Reporting[Host]):
         except asyncio.CancelledError:
             outcome = self._cancelled()
         except KeyboardInterrupt as error:
+            self._leave_fork(error)
             if self._caller is not None:  # Ctrl-C is meant for the program, whatever code it happens to hit
                 self._end(Released("interrupted"))
                 raise
             outcome = self._raised(error)
         except BaseException as error:  # SystemExit too: a handler must not exit its worker
+            self._leave_fork(error)
             outcome = self._raised(await aexcused(self, error))
         self._end(outcome)
 
@@ -226,9 +233,20 @@ class Attempt(Reporting[Host]):
             with ExitStack() as stack:
                 for around in program.arounds:
                     _enter(stack, around, self)
+                stack.push(self._left)
                 return self._returned(task.fn(*args, **kwargs))
         except BaseException as error:
+            self._leave_fork(error)
             return self._raised(excused(self, error))
+
+    def _left(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """The handler's code is over, as the innermost of its @jobs.around sees it."""
+        self._leave_fork(error)
+
+    def _leave_fork(self, error: BaseException | None = None) -> None:
+        """The handler's code is over. If it has forked, and this is the child, it ends here."""
+        if forked.depth != self._depth:
+            forked.leave(error)
 
     def _end(self, outcome: Outcome | None) -> None:
         if self._caller is None:
@@ -258,6 +276,7 @@ class Attempt(Reporting[Host]):
     # ── outcomes ──
 
     def _cancelled(self) -> Outcome | None:
+        self._leave_fork()
         if self.stopping:
             return self.verdict
         if self._caller is not None and self._caller.ending:
@@ -267,6 +286,7 @@ class Attempt(Reporting[Host]):
         return Failed("CancelledError: the handler cancelled itself")
 
     def _returned(self, value: object) -> Outcome | None:
+        self._leave_fork()
         if self.stopping == "timeout" or self.stopping == "lease_lost":
             return self.verdict
         if self._waits is not None and self.suspended is not None:  # the handler swallowed it
@@ -350,7 +370,11 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
         case Snooze(delay=delay, reason=reason, limit=limit) as snooze:
-            pause = None if limit is None else limit.key_of(attempt.claimed.payload)
+            try:
+                pause = None if limit is None else limit.key_of(attempt.claimed.payload)
+            except InvalidArguments as unkeyed:  # the job itself is put off all the same
+                pause, reason = None, f"{reason} (the key to pause can't be told: {unkeyed})".lstrip()
+                _log.warning("%s %s: %s", attempt.claimed.task, attempt.claimed.id, reason)
             return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit | Lost))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)

@@ -33,6 +33,7 @@ from tenure.core.lifecycle import Outcome, Released
 from tenure.events import Drained, Events
 from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Store
+from tenure.worker import forked
 from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
 from tenure.worker.beat import LeaseBeat
@@ -239,9 +240,8 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
             _abandon(runner.get_loop())  # not as the runner does: it waits for handlers and threads that never end
             raise
         except (SystemExit, KeyboardInterrupt) as stray:
-            if os.getpid() != pid:  # a handler has forked, and its child is not a second worker
-                code = stray.code if isinstance(stray, SystemExit) else 1
-                os._exit(code if isinstance(code, int) else int(code is not None))
+            if os.getpid() != pid:  # of a task that a handler has started, in a child that it has forked
+                forked.leave(stray)
             if serving.done():
                 raise
             logging.getLogger("tenure.worker").error("a task started by a handler ended with %r", stray)
