@@ -58,7 +58,9 @@ def tenure_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str
 
 def _environment(folder: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    return {**inherited, "PYTHONPATH": str(ROOT / "src"), "TENURE_RUNTIME_DIR": str(folder)}
+    # A pytest in a test has temporary folders of its own: else, at its end, it deletes those of all earlier runs.
+    mine = {"TENURE_RUNTIME_DIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(folder)}
+    return {**inherited, "PYTHONPATH": str(ROOT / "src"), **mine}
 
 
 # ── README ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -184,6 +184,7 @@ def fill(store: Store, number: int) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize("size", [pytest.param(1_000, id="1,000"), pytest.param(20_000, id="20,000")])
 def test_a_batch_costs_as_much_however_many_more_there_are(size: int, full: Full) -> None:
     def costs() -> dict[str, float]:
