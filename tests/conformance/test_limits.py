@@ -430,6 +430,19 @@ def test_raising_admits_more(store: Store) -> None:
     assert len(settle_waits(store)) == 2
 
 
+@pytest.mark.parametrize("paused", ["its limit", "its key"])
+def test_a_limit_that_was_paused_and_is_no_longer_declared_holds_no_job(paused: str, store: Store) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1, **({"paused_until": FOREVER} if paused == "its limit" else {}))
+    if paused == "its key":
+        change(store, SHOP, paused_until=FOREVER)
+    jobs = limited(store, number=3)
+    assert settle_waits(store) == []
+    declare(store, SHOP.limit, 1, retired_at=store.now())
+    assert settle_waits(store) == jobs
+    assert key(store).paused_until is None
+
+
 @pytest.mark.parametrize("gone", ["retired", "deleted", "never there"])
 def test_a_limit_that_is_gone_limits_nothing(gone: str, store: Store, world: World) -> None:
     start(store)

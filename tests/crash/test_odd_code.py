@@ -122,8 +122,9 @@ def test_an_app_that_hangs_in_its_import_ends_at_the_first_signal(site: Site) ->
     [
         ("from tenure import Tenure\njobs = Tenure()\n", "the app has no tasks"),
         ("raise RuntimeError('no')\n", "the app can't be imported: RuntimeError: no"),
+        ("import sys; sys.exit(0)\n", "the app can't be imported: SystemExit: 0"),
     ],
-    ids=["without tasks", "broken"],
+    ids=["without tasks", "broken", "exits"],
 )
 def test_an_app_that_is_refused_ends_also_if_it_has_started_a_thread(site: Site, app: str, told: str) -> None:
     (site.folder / "odd.py").write_text(THREAD + app)

@@ -79,6 +79,25 @@ def test_arguments_come_back_by_position_with_their_defaults() -> None:
     assert round_trip(analyse, depth=3, repo_url="x") == (("x", 3), {})
 
 
+@pytest.mark.parametrize("text", ["tenure:sealed:1:key:text", "tenure:sealed:altered", "tenure:offloaded:1:5:aa"])
+def test_a_text_is_not_taken_for_what_stands_for_another_value(text: str) -> None:
+    jobs = Tenure()
+
+    @jobs.task
+    def same(job: Job[str], given: str) -> str:
+        return job.once("kept", lambda: given) if job.checkpoint is None else job.checkpoint
+
+    @jobs.task
+    def parent(job: Job, given: str) -> list[str]:
+        return job.gather("one", lambda: [same.bind(given)])
+
+    with jobs.testing() as queue:
+        handles = same.enqueue(text), parent.enqueue(text)
+        queue.drain()
+        assert handles[0].result() == text
+        assert handles[1].result() == [text]
+
+
 def test_keyword_only_parameters_come_back_as_keywords() -> None:
     assert round_trip(mixed, 1, c=0.5) == ((1, "x"), {"c": 0.5, "d": None})
     assert round_trip(mixed, a=1, b="y", c=2, d=[3]) == ((1, "y"), {"c": 2.0, "d": [3]})

@@ -102,6 +102,19 @@ def test_a_pause_is_told_with_its_end_its_reason_and_who_made_it(name: str, admi
     assert ", which is in 1h; ada paused it" in why(admin, job).verdict
 
 
+def test_a_pause_replaces_the_one_that_a_job_asked_for(admin: Admin, store: Store, world: World) -> None:
+    worker, only = start(store), Key("github", "github")
+    declare(store, "github", 2)
+    limited(store, only, number=3)
+    settle_waits(store)
+    finish(store, began(store, worker)[0], Snoozed(3600.0, pause=only))
+    settle_waits(store)
+    admin.limits.pause("github", "2s")
+    world.advance(3)
+    assert admin.limits.key("github").pause is None
+    assert settle_waits(store) != []
+
+
 def test_a_pause_by_a_job_is_nobodys_although_somebody_paused_it_before(
     admin: Admin, store: Store, world: World
 ) -> None:

@@ -19,6 +19,7 @@ from tenure.errors import InvalidArguments, InvalidOption, StoreError, UnknownLi
 from tenure.maintenance.limits import declare_limits
 from tenure.operations.admin import Admin
 from tenure.ports import FOREVER, LimitRow
+from tenure.stores.memory import MemoryStore
 from tenure.testing import TestQueue
 
 
@@ -490,3 +491,34 @@ def test_a_limit_is_a_value() -> None:
     assert isinstance(limit, Limit) and limit.names == ("shop",)
     with pytest.raises(AttributeError):
         limit.template = "x"  # type: ignore[misc]
+
+
+# ── keys that a stored job does not have ──
+
+
+def test_a_snooze_is_uncharged_although_the_key_that_it_pauses_can_not_be_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs = Tenure()
+    shops = jobs.limit("shop:{shop}", concurrency=1)
+
+    @jobs.task
+    def other(number: int) -> None:
+        raise Snooze("1m", "too many", limit=shops)
+
+    with jobs.testing() as queue:
+        handle = other.enqueue(1)
+        queue.drain()
+        assert handle.status().state == "scheduled"
+    assert "too many (the key to pause can't be told: " in caplog.text
+
+
+def test_an_app_that_still_declares_what_another_one_dropped_restores_it() -> None:
+    store, row = MemoryStore(), LimitRow(name="x", declared=Bounds(1))
+    store.open()
+    declare_limits(store, "b", "b1", [row])
+    declare_limits(store, "a", "a1", [row])
+    declare_limits(store, "a", "a2", [])
+    assert store.limits(["x"])[0].retired_at is not None
+    declare_limits(store, "b", "b1", [row])
+    assert store.limits(["x"])[0].retired_at is None

@@ -71,6 +71,11 @@ def _import(shared: Shared, spec: str | None, **flags: object) -> Tenure:
         app = load_app(spec)
     except TenureError:
         raise
+    except SystemExit as error:
+        raise InvalidOption(
+            f"{spec or 'the app'} can't be imported: it exits meanwhile (SystemExit: {error}); what it runs as a "
+            'script belongs under `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         at = (

@@ -56,7 +56,8 @@ def _declared(
     rows: list[LimitRow] = []
     for new in limits:
         old = known.get(new.name) or LimitRow(name=new.name)
-        if old.released_at is not None and old.released_at > released_at:
+        dropped = old.retired_at is not None and old.source != source  # by another app: this one still declares it
+        if old.released_at is not None and old.released_at > released_at and not dropped:
             continue  # a newer release has declared it
         if old.source not in ("", source):
             _log.warning("limit %s of app %s is now declared by app %s", old.name, old.source, source)

@@ -193,6 +193,7 @@ class Limits(LimitReads):
         until = FOREVER if length is None else self._access.store.now().timestamp() + length
         with self._access.recorded("limits.pause", name, **detail) as said:
             self._change(name, limit, paused_until=until, why=why)
+            self._end_pause_of_its_key(name, limit)
             self._record(PAUSED, name, limit, by=True, ttl=length)
             said.append("paused")
         return until
@@ -202,8 +203,7 @@ class Limits(LimitReads):
         limit = self.limit_of(name)
         with self._access.recorded("limits.resume", name) as said:
             resumed = self._change(name, limit, paused_until=None, why="")
-            if name == limit and "{" not in name:  # its only key has a row of its own when a job has snoozed it
-                resumed |= self._change(name, limit, key=True, paused_until=None, why="")
+            resumed |= self._end_pause_of_its_key(name, limit)
             self._record(PAUSED, name, limit, by=False)
             said.append("resumed" if resumed else "it was not paused")
         return resumed
@@ -251,6 +251,11 @@ class Limits(LimitReads):
         return reset
 
     # ── inside ──
+
+    def _end_pause_of_its_key(self, name: str, limit: str) -> bool:
+        """The only key of a limit without braces has a row of its own when a job has snoozed it."""
+        one = name == limit and "{" not in name
+        return one and self._change(name, limit, key=True, paused_until=None, why="")
 
     def _bounds(self, limit: str) -> Bounds:
         row = self._row(limit, key=False)

@@ -119,7 +119,9 @@ def bounds_of(limit: LimitRow | None, key: LimitRow | None) -> Bounds:
 
 
 def paused(limit: LimitRow | None, key: LimitRow | None, now: float) -> tuple[float | None, str]:
-    """Until when a key is paused, and why; None: it is not."""
+    """Until when a key is paused, and why; None: it is not. What is no longer declared holds no job."""
+    if limit is not None and limit.retired_at is not None:
+        return None, ""
     ends = [(row.paused_until, row.why) for row in (limit, key) if row is not None and row.paused_until is not None]
     return max(((until, why) for until, why in ends if until > now), default=(None, ""))
 

@@ -16,7 +16,7 @@ from tenure.tasks.job import Stopping
 from tenure.tasks.task import Task
 from tenure.tasks.waits import Waits
 from tenure.worker.inputs import waits_for_others
-from tenure.worker.misfits import misfit
+from tenure.worker.misfits import misfit, sealed_in
 
 T = TypeVar("T")
 
@@ -66,6 +66,8 @@ class Leased(Generic[W]):
             claimed = claimed._replace(payload=fetch(Text("payload", claimed.id, "", claimed.payload)))
         if claimed.checkpoint is not None and is_offloaded(claimed.checkpoint):
             claimed = claimed._replace(checkpoint=fetch(Text("checkpoint", claimed.id, "", claimed.checkpoint)))
+        if (sealed := sealed_in(claimed)) is not None:  # what was fetched is encrypted, and this worker has no key
+            raise sealed
         self.claimed = claimed
 
     @property

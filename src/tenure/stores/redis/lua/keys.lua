@@ -18,6 +18,7 @@ local function bounds_of(limit, key)
 end
 
 local function paused_until(limit, key)
+  if field(limit, 'retired_at') then return nil end
   local til = math.max(field(limit, 'paused_until') or 0, field(key, 'paused_until') or 0)
   return til > second and til or nil
 end
