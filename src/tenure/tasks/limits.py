@@ -6,7 +6,8 @@
     def render(shop: int, n: int) -> Page: ...
 
 A job of `render.enqueue(42, 1)` needs a place under the key `shop:42`. Keys are made from the payload, as JSON has it,
-and nothing else: a job that is enqueued by name, or by a schedule, has those that a call in Python gives it.
+and nothing else: a job that is enqueued by name, or by a schedule, has those that a call in Python gives it, if this
+process has the code of its task.
 """
 
 from __future__ import annotations
