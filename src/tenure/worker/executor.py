@@ -91,7 +91,7 @@ class Attempt(Reporting[Host]):
     _taken = False  #: the caller's loop has taken it up
     fetches = False  #: its arguments or its checkpoint are kept elsewhere: set before `start`
     trace: AttemptTrace | None = None
-    _depth = 0  #: of the process that runs it (forked.py)
+    _depth: int = 0  #: of the process that runs it (forked.py)
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host

@@ -14,12 +14,12 @@ import sys
 import threading
 import traceback
 from collections import deque
-from typing import NoReturn
+from typing import NoReturn, cast
 from weakref import WeakSet
 
 from tenure.events import current
 
-depth = 0  #: how many forks lie between the process that imported this and the current one
+depth: int = 0  #: how many forks lie between the process that imported this and the current one
 _guards: WeakSet[LoopGuard] = WeakSet()
 
 
@@ -57,7 +57,7 @@ class LoopGuard:
             return
         ready = getattr(self._loop, "_ready", None)
         if isinstance(ready, deque):  # before all that is due in this turn of the loop: it belongs to other jobs
-            ready.appendleft(asyncio.Handle(_came_back, (), self._loop))
+            cast("deque[asyncio.Handle]", ready).appendleft(asyncio.Handle(_came_back, (), self._loop))
         else:  # uvloop
             self._loop.call_soon(_came_back)
 
