@@ -126,7 +126,7 @@ RESULTS = {
     "program.enqueue(int(signal.SIGINT))": "-2",
     "sleep.enqueue()": "-2",
     "on_the_loop.enqueue()": "[-15,0,2]",
-    "leaves_by_exit.enqueue()": "1",
+    "leaves_by_exit.enqueue()": "3",
 }
 
 
