@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -187,7 +187,27 @@ def test_what_json_can_not_carry_is_refused_with_what_it_can() -> None:
 
     circle: list[object] = []
     circle.append(circle)
-    assert refusal(loose, 1, circle) == "loose.anything: it contains itself"
+    assert refusal(loose, 1, circle) == "loose.anything: it contains itself, or is nested too deeply"
+
+
+@pytest.mark.parametrize("depth", [400, 600, 5_000])
+def test_a_value_that_is_nested_too_deeply_is_refused_or_kept(depth: int) -> None:
+    deep: list[object] = [None]
+    for _ in range(depth):
+        deep = [deep]
+    try:
+        round_trip(loose, 1, deep)
+    except InvalidArguments as error:
+        assert "nested too deeply" in str(error)
+
+
+def test_an_offset_with_seconds_is_refused_as_json_would_round_it() -> None:
+    mean_time = datetime(1900, 1, 1, tzinfo=timezone(timedelta(minutes=53, seconds=28)))
+    said = refusal(loose, 1, [mean_time])
+    assert said == (
+        "loose.anything: an offset that has seconds, 1900-01-01T00:00:00+00:53:28 (at $[0]); JSON has none such: "
+        "astimezone(UTC)"
+    )
 
 
 def test_a_payload_past_its_limit_is_refused_with_both_sizes() -> None:

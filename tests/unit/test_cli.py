@@ -134,6 +134,12 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
         (["worker", "wrong"], 2, "SyntaxError"),
         (["check", "--url", "mysql://u:hunter2@h/d"], 2, "unknown store 'mysql'"),
         (["top"], 2, "--once"),
+        (["jobs", "list", "-n", "1.5"], 2, "expected a whole number, got '1.5'"),
+        (["limits", "set", "shop", "--concurrency", "1.5"], 2, "expected a whole number, got '1.5'"),
+        *(
+            ([*command.split(), "\udcff"], 2, "expected text in UTF-8, got b'\\xff'")
+            for command in ("limits show", "limits pause", "schedules trigger", "flows show")
+        ),
         (["backup", "nowhere/copy.db"], 2, "is not a folder"),
     ],
 )
@@ -1066,6 +1072,24 @@ def test_a_handlers_records_are_marked_with_its_job() -> None:
         .format(made)
         .endswith("WARNING shop: paid 17  job_id=id-1 task=add queue=sums attempt=2 worker_id=host-1-a")
     )
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError
+
+    __str__ = __repr__
+
+
+def test_no_record_is_lost_for_what_it_carries() -> None:
+    made = record(level="high", by_place={(1, 2): "x"}, least=float("nan"), made_by=Unprintable())
+    made.stack_info = "Stack (most recent call last):"
+
+    line = json.loads(JsonFormatter().format(made), parse_constant=pytest.fail)
+    assert (line["level"], line["level_"]) == ("warning", "high")
+    assert (line["by_place"], line["least"]) == ("{(1, 2): 'x'}", "nan")
+    assert "Unprintable object" in line["made_by"]
+    assert line["stack"] == "Stack (most recent call last):"
 
 
 def test_a_record_outside_of_jobs_is_left_alone() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from tenure.core import forks
 from tenure.errors import BadData, StoreAway, StoreError
-from tenure.ports import Draft
+from tenure.ports import Draft, Enqueued
 from tenure.stores.sqlite import SqliteStore, file, upkeep
 from tenure.stores.sqlite.file import DatabaseFile, file_system
 
@@ -33,6 +33,12 @@ def opened(path: Path) -> SqliteStore:
 
 def draft(number: int, payload: str = "{}") -> Draft:
     return Draft(id=f"00000000-0000-7000-8000-{number:012d}", task="t", payload=payload)
+
+
+def on_loop(store: SqliteStore, job: Draft) -> Enqueued | None:
+    with pytest.raises(StopIteration) as ended:
+        next(store.enqueue_on_loop(job))
+    return ended.value.value
 
 
 def version(path: Path, number: int) -> None:
@@ -57,6 +63,43 @@ def test_a_database_of_somebody_else_is_refused_and_left_as_it_was(tmp_path: Pat
     tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
     connection.close()
     assert tables == [("theirs",)]
+
+
+@pytest.fixture
+def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.stores.sqlite.still_there.LOOK_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("looks_always")
+@pytest.mark.parametrize("instead", ["none", "another", "a folder less"])
+def test_a_file_that_is_no_longer_there_takes_no_job_until_it_is_back(instead: str, tmp_path: Path) -> None:
+    path, away = tmp_path / "folder/t.db", tmp_path / "away"
+    path.parent.mkdir()
+    store = opened(path)
+    store.enqueue([draft(1)])
+
+    if instead == "a folder less":
+        path.parent.rename(away)
+    else:
+        path.rename(away)
+    if instead == "another":
+        opened(path).close()
+
+    assert on_loop(store, draft(2)) is None
+    for use in (
+        lambda: store.enqueue([draft(2)]),
+        lambda: store.get(draft(1).id),
+        lambda: store.transaction().__enter__(),
+    ):
+        with pytest.raises(StoreAway, match="was deleted, moved or replaced while this process had it open"):
+            use()
+
+    if instead == "another":  # the other file has taken the first one's write-ahead log
+        return
+    away.rename(path.parent if instead == "a folder less" else path)
+    store.enqueue([draft(3)])
+    assert [store.get(draft(number).id) is not None for number in (1, 2, 3)] == [True, False, True]
+    store.close()
 
 
 def test_a_schema_one_version_ahead_is_accepted_two_are_not(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_operators_set_and_reset_them(api: Api, store: Store, jobs: list[str]) -
     refused(api.by("bob")("POST", "/api/v1/limits/set", json={"name": "shop:7", "concurrency": 3}), 403)
     set_ = api.by("ada").post("/api/v1/limits/set", name="shop:7", concurrency=3)
     assert (set_["changed"], set_["bounds"]["concurrency"]) == (True, 3)
+    assert not api.by("ada").post("/api/v1/limits/set", name="shop:7", concurrency=3)["changed"]
     assert settle_waits(store) == jobs[2:3]
     assert api.get("/api/v1/limits/key", name="shop:7")["set_by"]["who"] == "ada"
     assert api.by("ada").post("/api/v1/limits/reset", name="shop:7")["bounds"]["concurrency"] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from tenure.config import Settings
 from tenure.events import JOBS, Running, current
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_OWN = frozenset({"time", "level", "logger", "message", "error", "stack"})  #: what each line in JSON has
 
 
 def follow(settings: Settings) -> None:
@@ -55,7 +57,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, the fields of `extra`, and any traceback."""
+    """One JSON object per line: time, level, logger, message, the fields of `extra`, and any traceback and stack.
+
+    A field of `extra` that has one of these names is written with a `_` behind it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -63,8 +68,29 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_extra(record),
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        extra = {f"{name}_" if name in _OWN else str(name): value for name, value in _extra(record).items()}
+        try:
+            return _json({**line, **extra})
+        except Exception:  # keys that are no text, NaN, a dict that contains itself, a __str__ that raises
+            return _json({**line, **{name: _plain(value) for name, value in extra.items()}})
+
+
+def _json(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False, default=str, allow_nan=False)
+
+
+def _plain(value: object) -> object:
+    """The value if JSON can hold it, else its repr: no record is lost for what it carries."""
+    try:
+        _json({"": value})
+    except Exception:
+        try:
+            return repr(value)
+        except Exception:
+            return object.__repr__(value)
+    return value

@@ -7,9 +7,9 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 
 from tenure.cli.output import print_error
 from tenure.config import SETTINGS
@@ -39,13 +39,24 @@ def _version() -> str:
     return version("tenure")
 
 
+def _exactly(kind: Any, tokens: Sequence[Token]) -> Any:
+    """As cyclopts converts, but a number with a fraction is no whole number: it would be rounded."""
+    if int in (kind, *get_args(kind)):
+        for token in tokens:
+            try:
+                int(token.value, 0 if token.value.lower().lstrip("+-")[:2] in {"0x", "0o", "0b"} else 10)
+            except ValueError:
+                raise ValueError(f"expected a whole number, got {token.value!r}.") from None
+    return convert(kind, tokens)  # pyright: ignore[reportUnknownVariableType]
+
+
 app = App(
     name="tenure",
     help="A durable job engine: jobs that are owned until they are done.",
     help_epilogue=_SETTINGS_HELP,
     help_format="plaintext",
     version=_version,
-    default_parameter=Parameter(negative=(), show_default=False),
+    default_parameter=Parameter(negative=(), show_default=False, converter=_exactly),
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
@@ -144,7 +155,21 @@ def main(argv: Sequence[str]) -> int:
     except TenureError as error:
         print_error(str(error))
         return WRONG
+    except UnicodeEncodeError:
+        if odd := next((each for each in argv if not _is_text(each)), None):
+            print_error(f"expected text in UTF-8, got {os.fsencode(odd)!r}")
+            return BAD_INPUT
+        raise
     return code
+
+
+def _is_text(argument: str) -> bool:
+    """Was it UTF-8? Bytes that are not stand in sys.argv as lone surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _call(argv: Sequence[str]) -> int:

@@ -5,8 +5,11 @@ Each Django task is a task of that app, named by its module path, with the paylo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from string import Formatter
 from typing import Any, Literal
 
 from django.apps import apps
@@ -28,6 +31,8 @@ from tenure.django.running import LATER, STORED, handler, signature
 from tenure.errors import InvalidOption
 from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.task import NewJob, Task
+
+_ROOT = re.compile(r"[.\[]")  #: what follows an argument's name in a template's field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +142,13 @@ class TenureBackend(BaseTaskBackend):
         )
         handle = self.new_job(task, result.args, result.kwargs).enqueue()
         if not handle.created:  # a live job holds its unique key
-            return self.get_result(str(handle.id))
+            # The store does not show a job of the open transaction, and the job may have been deleted meanwhile.
+            with suppress(TaskResultDoesNotExist):
+                return self.get_result(str(handle.id))
         object.__setattr__(result, "id", str(handle.id))
         object.__setattr__(result, "enqueued_at", local(enqueued_at(result.id)))
+        if not handle.created:
+            return result
         # Not `send`: the job is stored, so a receiver that raises must not look like a failed enqueue.
         task_enqueued.send_robust(type(self), task_result=result)
         return result
@@ -219,7 +228,12 @@ def _key(task: TenureTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
         return None
     bound = signature(task).bind(*args, **kwargs)
     bound.apply_defaults()
-    return task.unique.format(**bound.arguments)
+    try:
+        return task.unique.format(**bound.arguments)
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidTask(
+            f"{task.module_path}: unique: {task.unique!r} does not fit these arguments: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_unique(task: DjangoTask) -> None:
@@ -228,8 +242,11 @@ def _check_unique(task: DjangoTask) -> None:
         return
     names = signature(task).parameters
     try:
-        template.format(**dict.fromkeys(names, ""))
-    except (KeyError, IndexError, ValueError) as error:
+        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+        flaw = next((f"it has no {field!r}" for field in fields if _ROOT.split(field)[0] not in names), None)
+    except (TypeError, ValueError) as error:
+        flaw = str(error)
+    if flaw:
         raise InvalidOption(
-            f"{task.module_path}: unique: {template!r} is no template over its arguments ({', '.join(names)}): {error}"
-        ) from None
+            f"{task.module_path}: unique: {template!r} is no template over its arguments ({', '.join(names)}): {flaw}"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import copy
 from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -108,12 +109,17 @@ def _value(store: Store, job: JobView, place: Literal["payload", "result"]) -> s
 
 def _as_enqueued(task: DjangoTask, queue: str, priority: int, meta: Mapping[str, str]) -> DjangoTask:
     due = meta.get(RUN_AFTER)
-    return task.using(
-        priority=priority,
-        queue_name=queue,
-        backend=meta.get(ALIAS, "default"),
-        run_after=None if due is None else datetime.fromisoformat(due),
-    )
+    options = {
+        "priority": priority,
+        "queue_name": queue,
+        "backend": meta.get(ALIAS, "default"),
+        "run_after": None if due is None else datetime.fromisoformat(due),
+    }
+    # Not `using`, which refuses a queue or a backend that has left the settings since.
+    found = copy(task)
+    for name, value in options.items():
+        object.__setattr__(found, name, value)
+    return found
 
 
 def _error(text: str) -> TaskError:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.tasks import Task as DjangoTask
 from django.tasks import TaskContext, TaskResult, TaskResultStatus
+from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import TaskError
+from django.tasks.exceptions import InvalidTaskBackend
 from django.tasks.signals import task_finished, task_started
 from django.utils.json import normalize_json
 from msgspec import UNSET
@@ -103,6 +105,13 @@ async def _begun(task: DjangoTask, job: Job[Any], payload: dict[str, Any]) -> _A
     return await asyncio.to_thread(_Attempt, task, job, payload)
 
 
+def _backend(task: DjangoTask) -> BaseTaskBackend | None:
+    """None: it has left the settings since the job was enqueued."""
+    with suppress(InvalidTaskBackend):
+        return task.get_backend()
+    return None
+
+
 class _Attempt:
     """The `TaskResult` of a running attempt, as its context and the receivers of signals see it."""
 
@@ -112,7 +121,7 @@ class _Attempt:
         running = current.get()
         if running is not None and len(self.result.worker_ids) < job.attempt:
             self.result.worker_ids.append(running.worker_id)
-        self.sender = type(self.result.task.get_backend())
+        self.sender = type(_backend(self.result.task) or _backend(task))
         self.context = (TaskContext(task_result=self.result),) if task.takes_context else ()
 
     def _stored(self, task: DjangoTask) -> TaskResult:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache, cached_property
 from importlib import import_module
 from math import isfinite
@@ -36,7 +36,8 @@ T = TypeVar("T")
 _NO_KEYWORDS: dict[str, object] = {}
 _NO_STREAMS: Mapping[str, Iterable[object]] = {}
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_NAIVE = re.compile(rb'\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?"')
+_LOCAL = re.compile(rb'\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:[+-]\d\d:\d\d)?"')  #: a time that is not in UTC
+_MINUTE = timedelta(minutes=1)
 _MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOTALL)
 _FIELD = re.compile(r"\$\.(\w+)")
 _SECRET = "$secret"
@@ -236,9 +237,12 @@ def dump(value: object, what: str, limit: int) -> bytes:
         )
     if b"\\u0000" in encoded and _NUL.search(encoded):
         raise InvalidArguments(f"{what}: it has a NUL character, which not every store can keep; remove it")
-    if b"null" in encoded or _NAIVE.search(encoded):
-        plain = msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=_to_json)
-        if flaw := _flaw(plain, "$"):
+    if b"null" in encoded or _LOCAL.search(encoded):
+        try:
+            flaw = _flaw(msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=_to_json), "$")
+        except RecursionError as error:
+            flaw = _why_unencodable(error)
+        if flaw:
             raise InvalidArguments(f"{what}: {flaw}")
     # A text that looks like what the store has in place of a value (sealed, kept elsewhere): the same JSON, spelled so
     # that it is not taken for that.
@@ -250,17 +254,20 @@ def _why_unencodable(error: Exception) -> str:
         case UnicodeEncodeError():
             return "it has a lone surrogate, which is not valid text; decode the bytes with errors='replace'"
         case RecursionError():
-            return "it contains itself"
+            return "it contains itself, or is nested too deeply"
         case _:
             return str(error)
 
 
 def _flaw(value: Any, path: str) -> str:
-    # msgspec writes NaN as null and a naive datetime unchanged: both would be decoded as something else.
+    # msgspec writes NaN as null, a naive datetime unchanged, and an offset in whole minutes: all would be decoded as
+    # something else.
     if isinstance(value, float) and not isfinite(value):
         return f"JSON has no {value} (at {path}); use None or a string"
     if isinstance(value, datetime) and value.utcoffset() is None:
         return f"a naive datetime (at {path}); give it a time zone: datetime.now(UTC)"
+    if isinstance(value, datetime) and cast("timedelta", value.utcoffset()) % _MINUTE:
+        return f"an offset that has seconds, {value.isoformat()} (at {path}); JSON has none such: astimezone(UTC)"
     if isinstance(value, dict):
         inner = ((f"{path}.{name}", each) for name, each in cast("dict[str, Any]", value).items())
     elif isinstance(value, list | tuple | set | frozenset):

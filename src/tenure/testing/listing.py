@@ -32,6 +32,10 @@ class Listing:
     def enqueued(self, task: Task[..., Any] | str) -> list[JobHandle]:
         """Every job of this task, or of the task of this name, so far; oldest first."""
         known = elsewhere(self._app, task) if isinstance(task, str) else task
+        if not isinstance(known, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
+            name = getattr(known, "module_path", None)
+            advice = f"; for a task of Django's write enqueued({name!r})" if name else ""
+            raise InvalidOption(f"enqueued: expected a task or its name, got {known!r:.80}{advice}")
         return [self._handle(known, job) for job in self._jobs(known)]
 
     def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:

@@ -20,6 +20,7 @@ from shop.tasks import native, tasks
 from tenure import outputs
 from tenure.core.retry import Retry
 from tenure.django import jobs
+from tenure.errors import InvalidOption
 
 
 def counted(**signals: Any) -> tuple[list[str], list[Any]]:
@@ -49,6 +50,35 @@ class Transactions(TransactionTestCase):
             raise ValueError
         with self.assertRaises(TaskResultDoesNotExist):
             lost.refresh()
+
+    def test_a_unique_task_may_be_enqueued_twice_in_a_block(self) -> None:
+        once = tasks.add.using(unique="add:{a}")
+        with transaction.atomic():
+            first, second = once.enqueue(1), once.enqueue(1)
+            self.assertEqual(second.status, TaskResultStatus.READY)
+        first.refresh()
+        if connection.vendor == "postgresql":  # elsewhere a job of a block is enqueued after it
+            self.assertEqual(first.id, second.id)
+        third = once.enqueue(1)
+        self.assertEqual((third.id, third.args), (first.id, [1]))
+
+
+class LeftTheSettings(TransactionTestCase):
+    def test_jobs_of_a_queue_and_a_backend_that_are_gone_can_be_read_and_run(self) -> None:
+        backend = "tenure.django.TenureBackend"
+        there = {"default": {"BACKEND": backend, "QUEUES": []}, "old": {"BACKEND": backend, "QUEUES": []}}
+        with jobs.testing() as queue:
+            with override_settings(TASKS=there):
+                left = [
+                    tasks.add.using(queue_name="gone").enqueue(1),
+                    tasks.add.using(backend="old", queue_name="gone").enqueue(2),
+                ]
+            queue.drain()
+            found = [tasks.add.get_result(each.id) for each in left]
+        self.assertEqual([each.return_value for each in found], [1, 2])
+        self.assertEqual(
+            [(each.task.queue_name, each.backend) for each in found], [("gone", "default"), ("gone", "old")]
+        )
 
 
 class Connections(TransactionTestCase):
@@ -213,9 +243,16 @@ class BadInput(SimpleTestCase):
                 "'order:{nr}' is no template over its arguments (a, b)",
                 lambda: tasks.add.using(unique="order:{nr}"),
             ),
+            (InvalidTask, "it has no '0'", lambda: tasks.add.using(unique="order:{0}")),
+            (
+                InvalidTask,
+                "'order:{a[id]}' does not fit these arguments: TypeError",
+                lambda: tasks.add.using(unique="order:{a[id]}").enqueue(1),
+            ),
+            (InvalidOption, "write enqueued('shop.tasks.tasks.add')", lambda: queue.enqueued(tasks.add)),
             (InvalidTask, "is reserved for guards", lambda: tasks.add.using(queue_name="guard", backend="any")),
         ]
-        with jobs.testing():
+        with jobs.testing() as queue:
             for kind, said, call in cases:
                 with self.subTest(said), self.assertRaisesMessage(kind, said):
                     call()

@@ -26,6 +26,7 @@ from tenure.core import forks
 from tenure.core.text import UPGRADE
 from tenure.errors import BadData, StoreAway, StoreError
 from tenure.stores.sqlite import other_opens
+from tenure.stores.sqlite.still_there import StillThere
 from tenure.stores.sqlite.upkeep import LARGEST_LOG, MOST_FRAMES, is_due
 from tenure.stores.sqlite.writes import Call, Change, Write, commit
 
@@ -120,6 +121,7 @@ class Transaction:
     def begin(self) -> None:
         """Called under the turn, which is passed on before the transaction ends: its next holder waits for that."""
         self._file._wait_for_transaction()
+        self._file._there.check()
         self._file._transaction = _inside[self.thread] = self
         self._connection = self._file._writing_connection()
         try:
@@ -209,21 +211,20 @@ def _without_checkpoint(*connections: apsw.Connection | None) -> None:
 
 
 class DatabaseFile:
-    """Two connections, one for reads and one for writes, with writers served one at a time.
+    """Two connections, one for reads and one for writes, which serves one writer at a time.
 
     Writes are committed in groups: the thread that gets the writer's turn executes all waiting writes in one
-    transaction, so that many small writes share one fsync. If one of a group fails, all are rolled back and run again
-    one by one.
+    transaction, which share one fsync. If one of a group fails, all are rolled back and run again one by one.
 
     A signal's exception (KeyboardInterrupt, SystemExit) may interrupt that thread anywhere. It propagates at once: each
-    waiting thread then gets the turn and executes its own write, unless it finds that write committed.
-
-    A fork closes both connections first; the parent opens them again when it uses them.
+    waiting thread then gets the turn and executes its own write, unless it finds that write committed. A fork closes
+    both connections first; the parent opens them again when it uses them.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
         self._open = False
+        self._there = StillThere(self.path)
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
         self._transaction: Transaction | None = None  #: the last one; the caller that has the turn waits for its end
@@ -256,6 +257,7 @@ class DatabaseFile:
         try:
             with self._turn, self._reading:
                 self._writer = self._connect(_CREATE)
+                self._there.opened()
                 _check_ours(self.path, self._writer)
                 self._reader = self._connect(_CREATE)
         except BaseException as error:
@@ -377,6 +379,7 @@ class DatabaseFile:
     def _reading_connection(self) -> apsw.Connection:
         if not self._open:
             raise StoreError(f"{self.path} is not open")
+        self._there.check()
         if self._reader is None:
             self._reader = self._connect(apsw.SQLITE_OPEN_READWRITE)
         return self._reader
@@ -412,9 +415,7 @@ class DatabaseFile:
     def change(self, sql: str, bindings: Any = ()) -> int:
         """Execute one statement, and return how many rows it has changed.
 
-        If no other write waits, it is a transaction of its own: SQLite then takes the lock and releases it within one
-        call, which does not need the GIL. Between the statements of a longer transaction, code in another thread may
-        take the GIL and keep it; meanwhile no process can write.
+        If no other write waits, one call takes the lock and releases it: no thread that keeps the GIL prolongs that.
         """
         return self._write(Change(sql, bindings))  # type: ignore[no-any-return]
 
@@ -455,7 +456,7 @@ class DatabaseFile:
             connection = self._writer
             if connection is None or self._waiting or not self._transaction_ended(0.0):
                 return None
-            if is_due(connection):  # this commit would make a checkpoint
+            if is_due(connection):  # it would make a checkpoint
                 return None
             op = Change(sql, bindings)
             _wait_for_locks(connection, 0.0)
@@ -486,6 +487,7 @@ class DatabaseFile:
                 op.error = error
 
     def _commit_together(self, connection: apsw.Connection, group: list[Write]) -> None:
+        self._there.check()
         began = time.monotonic()
         try:
             commit(connection, group)

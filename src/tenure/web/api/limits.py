@@ -60,9 +60,10 @@ def get_key(caller: Reader, name: Annotated[models.LimitName, Query()]) -> model
 @router.post("/set", responses=can(404))
 def set_limit(caller: Operator, to: models.SetLimit) -> models.Holds:
     """Replace the declared bounds of a key, or a limit, also after a deploy."""
+    before = caller.admin.limits.bounds(to.name)
     bounds = caller.admin.limits.set(to.name, concurrency=to.concurrency, rate=to.rate, burst=to.burst)
     caller.site.acted()
-    return models.Holds(changed=True, bounds=models.Allowed.of(bounds))
+    return models.Holds(changed=bounds != before, bounds=models.Allowed.of(bounds))
 
 
 @router.post("/reset", responses=can(404))
