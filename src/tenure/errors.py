@@ -91,7 +91,7 @@ class Locked(TenureError):
     def __init__(self, what: str, why: str, *, altered: bool = False) -> None:
         advice = "restore it from a backup" if altered else "give it that key: Tenure(codec=AesSiv([…]))"
         super().__init__(f"{what} is encrypted, and can't be read: {why}; {advice}")
-        self.lacks = f"{what}: {why}"
+        self.lacks, self.why = f"{what}: {why}", why
         self.altered = altered
 
 
@@ -103,7 +103,7 @@ class NotFetched(Locked):
 
     def __init__(self, what: str, why: str) -> None:
         TenureError.__init__(self, f"{what} is kept elsewhere, and can't be fetched: {why}")
-        self.lacks = f"{what}: {why}"
+        self.lacks, self.why = f"{what}: {why}", why
         self.altered = False
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -93,6 +94,62 @@ def test_a_user_who_is_not_staff_is_refused_and_not_asked_to_log_in(shop: Path, 
         refused = site.get(path)
         assert refused.status_code == 403, path
         assert "bob is not staff" in refused.text
+
+
+BELOW = """
+import asyncio, httpx
+from importlib import import_module
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, get_user_model
+from django.core.asgi import get_asgi_application
+from django.test import override_settings
+from tenure.django.asgi import with_dashboard
+
+user = get_user_model().objects.create_superuser("eve")
+session = import_module(settings.SESSION_ENGINE).SessionStore()
+session.update({SESSION_KEY: str(user.pk), BACKEND_SESSION_KEY: settings.AUTHENTICATION_BACKENDS[0],
+                HASH_SESSION_KEY: user.get_session_auth_hash()})
+session.save()
+site = with_dashboard(get_asgi_application(), "jobs/")
+
+async def ask(root, path, **cookies):
+    transport = httpx.ASGITransport(site, root_path=root)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as client:
+        answer = await client.get(path)
+        print(answer.status_code, answer.headers.get("location"))
+
+async def main():
+    for root, path in ("", "/jobs"), ("/shop", "/shop/jobs"), ("/shop", "/jobs"):
+        await ask(root, f"{path}/jobs?state=dead&state=queued")
+    await ask("/shop", "/shop/jobs/jobs", sessionid=session.session_key)
+    with override_settings(SECRET_KEY="another", SECRET_KEY_FALLBACKS=[settings.SECRET_KEY]):
+        for _ in range(2):
+            await ask("", "/jobs/jobs", sessionid=session.session_key)
+
+asyncio.run(main())
+try:
+    with_dashboard(site, "/")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_the_dashboard_below_a_path_of_the_server_and_after_a_new_secret_key(shop: Path) -> None:
+    pipes: dict[str, Any] = {"env": environ(), "capture_output": True, "text": True, "timeout": 110}
+    for command in (["migrate", "-v", "0"], ["shell", "-v", "0", "-c", BELOW]):
+        done = subprocess.run([sys.executable, "manage.py", *command], cwd=shop, check=False, **pipes)
+        assert done.returncode == 0, done.stderr
+
+    back = "jobs/jobs%3Fstate%3Ddead%26state%3Dqueued"
+    assert done.stdout.splitlines() == [
+        f"303 /admin/login/?next=/{back}",
+        f"303 /shop/admin/login/?next=/shop/{back}",
+        f"303 /shop/admin/login/?next=/shop/{back}",
+        "200 None",
+        "200 None",
+        "200 None",
+        "with_dashboard: path: expected one below the site's, like \"/jobs\", got '/'",
+    ]
 
 
 def test_its_own_tests_pass(shop: Path) -> None:

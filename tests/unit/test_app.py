@@ -262,6 +262,23 @@ def test_an_app_that_lacks_a_library_says_which(here: Path) -> None:
         load_app("lacking")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[tool.tenure\n", "can't be read, so it names no app: Expected ']'"),
+        (b"# \xff\n", "can't be read, so it names no app: 'utf-8' codec"),
+        (b"[tool]\ntenure = 5\n", "tool.tenure: expected a table, [tool.tenure], got 5"),
+        (b"tool = 5\n", "no app: name its module"),
+    ],
+)
+def test_a_pyproject_that_is_broken_is_named(here: Path, text: bytes, said: str) -> None:
+    (here / "pyproject.toml").write_bytes(text)
+    with pytest.raises(InvalidOption) as refused:
+        load_app()
+    assert said in str(refused.value)
+    assert "pyproject.toml" in str(refused.value)
+
+
 def test_a_pyproject_that_names_no_text_is_refused(here: Path) -> None:
     (here / "pyproject.toml").write_text("[tool.tenure]\napp = 3\n")
 

@@ -201,6 +201,30 @@ def test_a_value_that_is_nested_too_deeply_is_refused_or_kept(depth: int) -> Non
         assert "nested too deeply" in str(error)
 
 
+@dataclass
+class Parcel:
+    weight: int
+
+
+@dataclass
+class Insured(Parcel):
+    worth: int
+
+
+@dataclass
+class Renamed(Parcel):
+    pass
+
+
+def test_a_subclass_whose_fields_the_handler_would_not_get_is_refused() -> None:
+    def send(parcel: Parcel, other: Parcel | None = None) -> None: ...
+
+    advice = "so it would not get worth of an Insured; declare Insured there, or pass a Parcel"
+    assert refusal(send, Insured(1, 2)) == f"send.parcel: the handler takes a Parcel, {advice}"
+    assert refusal(send, Parcel(1), Insured(1, 2)) == f"send.other: the handler takes a Parcel, {advice}"
+    assert round_trip(send, Renamed(1), None) == ((Parcel(1), None), {})
+
+
 def test_an_offset_with_seconds_is_refused_as_json_would_round_it() -> None:
     mean_time = datetime(1900, 1, 1, tzinfo=timezone(timedelta(minutes=53, seconds=28)))
     said = refusal(loose, 1, [mean_time])

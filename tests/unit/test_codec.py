@@ -206,7 +206,7 @@ def test_a_worker_without_the_key_leaves_the_job_to_others(tmp_path: Path, caplo
         assert [each.outcome for each in attempts] == ["snoozed"] * 2
         for each in without.client().store.attempts(str(handle.id)):  # readable without the key, too
             assert each.error.startswith(f"{NO_KEY} for its payload: it needs the key {AesSiv(NEW).key}, which")
-        assert "jobs of echo wait for a worker with the key for its payload: it needs the key" in caplog.text
+        assert "jobs of echo wait for a worker with their key: it needs the key" in caplog.text
         client = without.client()
         explained = Admin(shown(client.store), client.notifier, without.settings).jobs.explain(str(handle.id))
         assert "could not decrypt it" in explained.verdict

@@ -311,6 +311,14 @@ def test_health_is_told_to_anybody_and_nothing_else(make: Callable[..., Api], st
     refused(well("GET", "/metrics"), 401)
 
 
+def test_a_head_is_answered_like_a_get_without_its_body(api: Api) -> None:
+    for path in ("/healthz", "/metrics", "/api/v1/queues", "/jobs"):
+        head, get = api("HEAD", path), api("GET", path)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert api("HEAD", "/api/v1/jobs/nowhere").status_code == api("GET", "/api/v1/jobs/nowhere").status_code
+
+
 # ── Looking for jobs ──
 
 

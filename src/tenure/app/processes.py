@@ -8,7 +8,7 @@ from contextlib import closing
 from importlib import util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -56,7 +56,14 @@ def _app_of_pyproject() -> str | None:
     for folder in (Path.cwd(), *Path.cwd().parents):
         path = folder / "pyproject.toml"
         if path.is_file():
-            found = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("tenure", {}).get("app")
+            try:
+                tool: Any = tomllib.loads(path.read_text("utf-8")).get("tool")
+            except (ValueError, OSError) as error:  # not TOML, not UTF-8, not ours to read
+                raise InvalidOption(f"{path} can't be read, so it names no app: {error}") from error
+            tenure: Any = cast("dict[str, Any]", tool).get("tenure", {}) if isinstance(tool, dict) else {}
+            if not isinstance(tenure, dict):
+                raise InvalidOption(f"{path}: tool.tenure: expected a table, [tool.tenure], got {tenure!r}")
+            found: Any = cast("dict[str, Any]", tenure).get("app")
             if found is not None and not isinstance(found, str):
                 raise InvalidOption(f'{path}: [tool.tenure] app: expected "module:attribute", got {found!r}')
             return found

@@ -13,9 +13,13 @@ from django.contrib.auth import get_user
 from django.db import close_old_connections
 from django.http import HttpRequest
 from django.shortcuts import resolve_url
+from django.urls import set_script_prefix
 
 from tenure.app.backends import extra
 from tenure.django import jobs
+from tenure.errors import InvalidOption
+
+SITE = "tenure.site"  #: where the site itself is, below the server's root
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -28,17 +32,21 @@ def with_dashboard(application: Application, path: str = "/jobs") -> Application
 
     Staff may look, superusers may do everything; visitors without a session are sent to `LOGIN_URL`, others get 403.
     """
+    root = f"/{path.strip('/')}"
+    if root == "/":
+        raise InvalidOption(f'with_dashboard: path: expected one below the site\'s, like "/jobs", got {path!r}')
     dashboard = jobs.dashboard(auth=staff)
-    root = path.rstrip("/")
 
     async def either(
         scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
     ) -> None:
-        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/"):
-            scope = {**scope, "root_path": f"{scope.get('root_path', '')}{root}"}
-            await dashboard(scope, receive, send)
-        else:
-            await application(scope, receive, send)
+        if scope["type"] == "http":
+            site = scope.get("root_path", "").rstrip("/")
+            asked = scope["path"].removeprefix(site)  # some servers give the path without it
+            if f"{asked}/".startswith(f"{root}/"):
+                await dashboard({**scope, SITE: site, "root_path": site + root, "path": site + asked}, receive, send)
+                return
+        await application(scope, receive, send)
 
     return either
 
@@ -56,12 +64,20 @@ def staff(request: Any) -> object:
         asked = HttpRequest()
         key = request.cookies.get(conf.settings.SESSION_COOKIE_NAME)
         asked.session = import_module(conf.settings.SESSION_ENGINE).SessionStore(key)
+        # After a new SECRET_KEY Django gives a session another key, but the visitor would not be sent that cookie.
+        asked.session.cycle_key = _nothing
         user = get_user(asked)
     finally:
         close_old_connections()
     if not user.is_authenticated:
+        set_script_prefix(f"{request.scope.get(SITE, '')}/")
         login = resolve_url(conf.settings.LOGIN_URL)
-        raise HTTPException(303, headers={"Location": f"{login}?{urlencode({'next': request.url.path}, safe='/')}"})
+        back = request.url.path + (request.url.query and f"?{request.url.query}")
+        raise HTTPException(303, headers={"Location": f"{login}?{urlencode({'next': back}, safe='/')}"})
     if not (user.is_active and user.is_staff):
         raise HTTPException(403, f"{user.get_username()} is not staff: the dashboard is for the staff of this site")
     return User(user.get_username(), "admin" if user.is_superuser else "read", payloads=user.is_superuser)
+
+
+def _nothing() -> None:
+    """Stands in for a change that this request must not make."""

@@ -293,6 +293,7 @@ class _Codec(NamedTuple):
     positional: int  #: how many of the struct's fields; the others are keyword-only
     keywords: tuple[str, ...]
     iterators: tuple[str, ...]  #: the arguments that the handler takes as an Iterator
+    objects: tuple[str, ...]  #: those of a class with fields, or perhaps None
 
 
 class Arguments:
@@ -391,7 +392,9 @@ class Arguments:
         struct = msgspec.defstruct(self._task, list(map(self._field, plain)), bases=(base,), forbid_unknown_fields=True)
         iterators = tuple(each.name for each in self._parameters if get_origin(self._hints[each.name]) is Iterator)
         keywords = tuple(each.name for each in keyword_only)
-        self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators)
+        kinds = {each.name: self._hints[each.name] for each in self._parameters}
+        objects = tuple(name for name, kind in kinds.items() if any(map(_fields, (kind, *get_args(kind)))))
+        self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators, objects)
         return self._codec
 
     def _field(self, parameter: inspect.Parameter) -> Any:
@@ -426,8 +429,19 @@ class Arguments:
             for name, value in msgspec.structs.asdict(bound).items():
                 dump(value, f"{self._task}.{name}", limit)
             raise
-        self._decode(encoded)
+        decoded = self._decode(encoded)
+        for name in self._built().objects:
+            self._refuse_loss(name, getattr(bound, name), getattr(decoded, name))
         return encoded.decode()
+
+    def _refuse_loss(self, name: str, given: object, kept: object) -> None:
+        """A subclass of the declared class is stored with all its fields, but the handler would not get its own."""
+        if isinstance(given, type(kept)) and (lost := _fields(type(given)) - _fields(type(kept))):
+            theirs, ours = type(given).__name__, type(kept).__name__
+            raise InvalidArguments(
+                f"{self._task}.{name}: the handler takes {a(ours)}, so it would not get {', '.join(sorted(lost))} of "
+                f"{a(theirs)}; declare {theirs} there, or pass {a(ours)}"
+            )
 
     def dump_around(self, bound: msgspec.Struct, limit: int) -> tuple[str, dict[str, Placeholder]]:
         """The payload without the placeholders among the arguments, and these by name."""
@@ -519,6 +533,12 @@ class Arguments:
             return f"{self._task}: missing argument {missing[1]!r}; it takes {self}"
         name = _FIELD.match(path.rpartition("key in ")[2])
         return f"{self._task}{f'.{name[1]}' if name else ''}: {plain(what)}{path and f' (at {path})'}"
+
+
+def _fields(kind: Any) -> set[str]:
+    """The fields of a dataclass, a Struct or a model; none of another class."""
+    names = (getattr(kind, each, ()) for each in ("__dataclass_fields__", "__struct_fields__", "__pydantic_fields__"))
+    return {name for found in names for name in found}
 
 
 def _listed(kind: Any) -> Any:

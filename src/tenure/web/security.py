@@ -160,6 +160,8 @@ class Security:
                 message = _hardened(visit, message)
                 if task is not None and Headers(raw=message["headers"]).get("content-type", "").startswith(_STREAM):
                     self._streams.add(task)
+            elif visit.method == "HEAD" and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -473,8 +475,9 @@ def _said(body: bytes) -> str:
 
 
 def _with_state(scope: Scope, **found: object) -> Scope:
-    """A copy, since the state of a mounted dashboard is the host app's."""
-    return {**scope, "state": {**scope.get("state", {}), **found}}
+    """A copy, since the state of a mounted dashboard is the host app's. A HEAD is a GET whose body is not sent."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "state": {**scope.get("state", {}), **found}}
 
 
 def _hardened(visit: Visit, message: Message) -> Message:

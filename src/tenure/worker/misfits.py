@@ -50,7 +50,7 @@ def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
             "jobs of %s wait until their values can be fetched; %s", claimed.task, "tenure jobs explain says more"
         )
         return Snoozed(_delay(claimed), clean(f"{NOT_FETCHED} {error.lacks}", MAX_REASON), ours=True)
-    _log_once("jobs of %s wait for a worker with the key for %s", claimed.task, error.lacks)
+    _log_once("jobs of %s wait for a worker with their key: %s", claimed.task, error.why)
     return Snoozed(_delay(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
 
 
