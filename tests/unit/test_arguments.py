@@ -3,12 +3,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import InitVar, dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 from uuid import UUID
 
 import msgspec
@@ -213,7 +213,8 @@ class Insured(Parcel):
 
 @dataclass
 class Renamed(Parcel):
-    pass
+    kinds: ClassVar[int] = 1
+    scale: InitVar[int] = 1
 
 
 def test_a_subclass_whose_fields_the_handler_would_not_get_is_refused() -> None:
@@ -223,6 +224,18 @@ def test_a_subclass_whose_fields_the_handler_would_not_get_is_refused() -> None:
     assert refusal(send, Insured(1, 2)) == f"send.parcel: the handler takes a Parcel, {advice}"
     assert refusal(send, Parcel(1), Insured(1, 2)) == f"send.other: the handler takes a Parcel, {advice}"
     assert round_trip(send, Renamed(1), None) == ((Parcel(1), None), {})
+
+
+def test_a_model_that_keeps_what_it_does_not_declare_loses_nothing() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    base = pydantic.create_model("Open", __config__={"extra": "allow"}, weight=(int, ...))
+    wider = pydantic.create_model("Wider", __base__=base, worth=(int, ...))
+
+    def send(parcel) -> None: ...  # type: ignore[no-untyped-def]
+
+    send.__annotations__["parcel"] = base
+    ((kept,), _) = round_trip(send, wider(weight=1, worth=2))
+    assert kept == base(weight=1, worth=2)
 
 
 def test_an_offset_with_seconds_is_refused_as_json_would_round_it() -> None:

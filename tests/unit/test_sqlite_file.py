@@ -102,6 +102,30 @@ def test_a_file_that_is_no_longer_there_takes_no_job_until_it_is_back(instead: s
     store.close()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_after_a_fork_no_other_file_is_taken_for_the_one_that_was_open(replaced: bool, tmp_path: Path) -> None:
+    path, away = tmp_path / "t.db", tmp_path / "away.db"
+    store = opened(path)
+    store.enqueue([draft(1)])
+
+    if os.fork() == 0:  # it closes the connections
+        os._exit(0)
+    os.wait()
+    path.rename(away)
+    if replaced:
+        opened(tmp_path / "other.db").close()
+        (tmp_path / "other.db").rename(path)
+    for use in (lambda: store.enqueue([draft(2)]), lambda: store.get(draft(1).id)):
+        with pytest.raises(StoreAway, match="was deleted, moved or replaced"):
+            use()
+    assert path.exists() == replaced
+
+    away.replace(path)
+    store.enqueue([draft(3)])
+    assert [store.get(draft(number).id) is not None for number in (1, 2, 3)] == [True, False, True]
+    store.close()
+
+
 def test_a_schema_one_version_ahead_is_accepted_two_are_not(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     opened(path).close()

@@ -40,14 +40,17 @@ def _version() -> str:
 
 
 def _exactly(kind: Any, tokens: Sequence[Token]) -> Any:
-    """As cyclopts converts, but a number with a fraction is no whole number: it would be rounded."""
-    if int in (kind, *get_args(kind)):
-        for token in tokens:
-            try:
-                int(token.value, 0 if token.value.lower().lstrip("+-")[:2] in {"0x", "0o", "0b"} else 10)
-            except ValueError:
-                raise ValueError(f"expected a whole number, got {token.value!r}.") from None
+    """As cyclopts converts, but where a whole number is expected it would round one that has a fraction."""
+    if int in (kind, *get_args(kind)) and (odd := next((each for each in tokens if _has_fraction(each.value)), None)):
+        raise ValueError(f"expected a whole number, got {odd.value!r}.")
     return convert(kind, tokens)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _has_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False
 
 
 app = App(

@@ -5,11 +5,9 @@ Each Django task is a task of that app, named by its module path, with the paylo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from string import Formatter
 from typing import Any, Literal
 
 from django.apps import apps
@@ -31,8 +29,6 @@ from tenure.django.running import LATER, STORED, handler, signature
 from tenure.errors import InvalidOption
 from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.task import NewJob, Task
-
-_ROOT = re.compile(r"[.\[]")  #: what follows an argument's name in a template's field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,17 +232,27 @@ def _key(task: TenureTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
         ) from error
 
 
+class _Any:
+    """An argument with every attribute and item, in every format."""
+
+    def __getattr__(self, name: str) -> _Any:
+        return self
+
+    def __getitem__(self, key: object) -> _Any:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+
 def _check_unique(task: DjangoTask) -> None:
     template = getattr(task, "unique", None)
     if template is None:
         return
     names = signature(task).parameters
     try:
-        fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
-        flaw = next((f"it has no {field!r}" for field in fields if _ROOT.split(field)[0] not in names), None)
-    except (TypeError, ValueError) as error:
-        flaw = str(error)
-    if flaw:
+        template.format(**dict.fromkeys(names, _Any()))
+    except (LookupError, TypeError, ValueError) as error:
         raise InvalidOption(
-            f"{task.module_path}: unique: {template!r} is no template over its arguments ({', '.join(names)}): {flaw}"
-        )
+            f"{task.module_path}: unique: {template!r} is no template over its arguments ({', '.join(names)}): {error}"
+        ) from None

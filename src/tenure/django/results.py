@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from copy import copy
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -109,16 +109,16 @@ def _value(store: Store, job: JobView, place: Literal["payload", "result"]) -> s
 
 def _as_enqueued(task: DjangoTask, queue: str, priority: int, meta: Mapping[str, str]) -> DjangoTask:
     due = meta.get(RUN_AFTER)
-    options = {
+    options: dict[str, object] = {
         "priority": priority,
         "queue_name": queue,
         "backend": meta.get(ALIAS, "default"),
         "run_after": None if due is None else datetime.fromisoformat(due),
     }
-    # Not `using`, which refuses a queue or a backend that has left the settings since.
-    found = copy(task)
-    for name, value in options.items():
-        object.__setattr__(found, name, value)
+    # Neither `using` nor a copy: both refuse a queue or a backend that has left the settings since.
+    found: DjangoTask = object.__new__(type(task))
+    for field in fields(task):
+        object.__setattr__(found, field.name, options.get(field.name, getattr(task, field.name)))
     return found
 
 

@@ -160,7 +160,7 @@ class SqliteListener:
     def _data_version(self) -> int:
         with self._lock:
             if self._connection is None:
-                self._connection = apsw.Connection(self._database)
+                self._connection = apsw.Connection(self._database, flags=apsw.SQLITE_OPEN_READWRITE)
             return cast(int, self._connection.pragma("data_version"))
 
     def fileno(self) -> int | None:

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache, cached_property
 from importlib import import_module
@@ -242,6 +243,8 @@ def dump(value: object, what: str, limit: int) -> bytes:
             flaw = _flaw(msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=_to_json), "$")
         except RecursionError as error:
             flaw = _why_unencodable(error)
+        except TypeError:  # of what is JSON already: msgspec.Raw
+            flaw = ""
         if flaw:
             raise InvalidArguments(f"{what}: {flaw}")
     # A text that looks like what the store has in place of a value (sealed, kept elsewhere): the same JSON, spelled so
@@ -393,7 +396,9 @@ class Arguments:
         iterators = tuple(each.name for each in self._parameters if get_origin(self._hints[each.name]) is Iterator)
         keywords = tuple(each.name for each in keyword_only)
         kinds = {each.name: self._hints[each.name] for each in self._parameters}
-        objects = tuple(name for name, kind in kinds.items() if any(map(_fields, (kind, *get_args(kind)))))
+        objects = tuple(
+            name for name, kind in kinds.items() if any(map(_fields, (get_origin(kind) or kind, *get_args(kind))))
+        )
         self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators, objects)
         return self._codec
 
@@ -436,7 +441,10 @@ class Arguments:
 
     def _refuse_loss(self, name: str, given: object, kept: object) -> None:
         """A subclass of the declared class is stored with all its fields, but the handler would not get its own."""
-        if isinstance(given, type(kept)) and (lost := _fields(type(given)) - _fields(type(kept))):
+        if type(given) is type(kept) or not isinstance(given, type(kept)):
+            return
+        extra: Mapping[str, object] = getattr(kept, "__pydantic_extra__", None) or {}
+        if lost := _fields(type(given)).difference(_fields(type(kept)), extra):
             theirs, ours = type(given).__name__, type(kept).__name__
             raise InvalidArguments(
                 f"{self._task}.{name}: the handler takes {a(ours)}, so it would not get {', '.join(sorted(lost))} of "
@@ -451,8 +459,10 @@ class Arguments:
         for name, value in rest.items():
             dump(value, f"{self._task}.{name}", limit)
         encoded = dump(rest, self._task, limit)
-        fields = [(name, _listed(self._hints[name])) for name in rest]
-        self._decode(encoded, decoder(msgspec.defstruct(self._task, fields)))
+        kinds = [(name, _listed(self._hints[name])) for name in rest]
+        decoded = self._decode(encoded, decoder(msgspec.defstruct(self._task, kinds)))
+        for name in rest.keys() & set(self._built().objects):
+            self._refuse_loss(name, rest[name], getattr(decoded, name))
         return encoded.decode(), holes
 
     def kind_of(self, name: str) -> Any:
@@ -536,9 +546,13 @@ class Arguments:
 
 
 def _fields(kind: Any) -> set[str]:
-    """The fields of a dataclass, a Struct or a model; none of another class."""
-    names = (getattr(kind, each, ()) for each in ("__dataclass_fields__", "__struct_fields__", "__pydantic_fields__"))
-    return {name for found in names for name in found}
+    """The fields that JSON gets of a class; none of a class of another sort."""
+    if is_dataclass(kind):
+        return {each.name for each in fields(kind)}
+    modelled = getattr(kind, "__pydantic_fields__", {}) if isinstance(kind, type) else {}
+    attrs = getattr(kind, "__attrs_attrs__", ()) if isinstance(kind, type) else ()
+    structs = getattr(kind, "__struct_fields__", ()) if isinstance(kind, type) else ()
+    return {*structs, *(each.name for each in attrs), *(name for name, each in modelled.items() if not each.exclude)}
 
 
 def _listed(kind: Any) -> Any:

@@ -476,7 +476,8 @@ def _said(body: bytes) -> str:
 
 def _with_state(scope: Scope, **found: object) -> Scope:
     """A copy, since the state of a mounted dashboard is the host app's. A HEAD is a GET whose body is not sent."""
-    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    endless = path_of(scope).endswith(("/events", "/live"))
+    method = "GET" if scope["method"] == "HEAD" and not endless else scope["method"]
     return {**scope, "method": method, "state": {**scope.get("state", {}), **found}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unittest
 import uuid
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import django
@@ -243,7 +244,10 @@ class BadInput(SimpleTestCase):
                 "'order:{nr}' is no template over its arguments (a, b)",
                 lambda: tasks.add.using(unique="order:{nr}"),
             ),
-            (InvalidTask, "it has no '0'", lambda: tasks.add.using(unique="order:{0}")),
+            *(
+                (InvalidTask, "is no template over its arguments", partial(tasks.add.using, unique=f"order:{wrong}"))
+                for wrong in ("{0}", "{}", "{a:{nr}}", "{a!z}", "{a.}", "{a")
+            ),
             (
                 InvalidTask,
                 "'order:{a[id]}' does not fit these arguments: TypeError",

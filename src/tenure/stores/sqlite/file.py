@@ -264,7 +264,7 @@ class DatabaseFile:
             self.close()
             raise mapped(error, self.path) from error
 
-    def _connect(self, flags: int) -> apsw.Connection:
+    def _connect(self, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
         connection = apsw.Connection(self.path, flags=flags)
         _wait_for_locks(connection, BUSY_SECONDS)
         try:
@@ -373,7 +373,7 @@ class DatabaseFile:
         if not self._open:
             raise StoreError(f"{self.path} is not open")
         if self._writer is None:
-            self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE)
+            self._writer = self._there.connected(self._connect)
         return self._writer
 
     def _reading_connection(self) -> apsw.Connection:
@@ -381,7 +381,7 @@ class DatabaseFile:
             raise StoreError(f"{self.path} is not open")
         self._there.check()
         if self._reader is None:
-            self._reader = self._connect(apsw.SQLITE_OPEN_READWRITE)
+            self._reader = self._there.connected(self._connect)
         return self._reader
 
     def _refuse_inside(self, what: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import apsw
 
 from tenure.errors import StoreAway
 
@@ -24,14 +27,27 @@ class StillThere:
     def check(self) -> None:
         """Raises StoreAway for as long as another file, or none, is at the path."""
         now = time.monotonic()
-        if now < self._next:
-            return
+        if now >= self._next:
+            self._check()
+            self._next = now + LOOK_SECONDS
+
+    def connected(self, connect: Callable[[], apsw.Connection]) -> apsw.Connection:
+        """A new connection to the same file, after a fork. Raises StoreAway."""
+        self._check()  # else the connection might make a new file
+        connection = connect()
+        try:
+            self._check()
+        except StoreAway:
+            connection.close()
+            raise
+        return connection
+
+    def _check(self) -> None:
         if self._look() != self._opened:
             raise StoreAway(
                 f"{self._path} was deleted, moved or replaced while this process had it open, so nothing more is "
                 "written to it: put the same file back, or restart the process, which then opens what is there"
             )
-        self._next = now + LOOK_SECONDS
 
     def _look(self) -> tuple[int, int] | None:
         try:
