@@ -25,7 +25,7 @@ from tenure.stores.sealed import beneath
 from . import faults, history, upgrade, workload
 from .checker import Verdict, bites, check, unmeasured
 from .faults import Fault
-from .history import Dump, Kept
+from .history import Dump, Event, Kept
 from .nemesis import Nemesis
 from .seen import Allowed, Timetable
 from .stage import TODAY, Stage, Values, read
@@ -78,10 +78,15 @@ def play(
     rate: float = RATE,
     load: str = "",
     scale: float = 1.0,
+    least: int = 0,
     upgraded: bool = False,
     values: Values = "",
 ) -> Result:
-    """Play one run in this folder, where its history and its faults stay. `upgraded`: see upgrade.py."""
+    """Play one run in this folder, where its history and its faults stay. `upgraded`: see upgrade.py.
+
+    The load goes on until it has enqueued `least` jobs: how many come in the seconds of the faults is up to the
+    machine, and to how long the store was away.
+    """
     phases = upgrade.PHASES if upgraded else upgrade.WITHOUT
     first = previous() if upgraded else TODAY
     facts: dict[str, Any] = {"lease": lease, "seed": seed, "rate": rate, "load": load, "scale": scale}
@@ -105,6 +110,7 @@ def play(
                 nemesis.strike(fault)
             phase.end(stage)
         stage.heal()
+        _wait_for_its_jobs(stage, least)
         time.sleep(2 * lease)  # peace: ticks that fell due meanwhile are caught up with
         nemesis.wait_until_all_serve()
         ticking = (ticking_since, time.time() - lease)
@@ -154,6 +160,19 @@ def _wait_for_the_load(stage: Stage) -> None:
             logs = "\n".join(path.read_text()[-3000:] for path in stage.history.parent.glob("[gl]*.log"))
             raise AssertionError(f"the load {stage.profile.name!r} is not there; exit codes: {gone}\n{logs}")
         time.sleep(0.5)
+
+
+def _wait_for_its_jobs(stage: Stage, least: int) -> None:
+    """Wait until the load has enqueued so many, or tried to."""
+    deadline = boot() + LOAD_SECONDS
+    while (found := _enqueued(history.read(stage.history)) if least else 0) < least:
+        assert boot() < deadline, f"the load has enqueued {found} jobs, and not {least}, in {LOAD_SECONDS:g} s"
+        time.sleep(0.5)
+
+
+def _enqueued(events: Sequence[Event]) -> int:
+    asked = (event for event in events if event.op == "enqueue" and event.phase == "invoke")
+    return sum(event.actor.startswith("load") for event in asked)
 
 
 def _caught_up(store: Store, end: float) -> bool:

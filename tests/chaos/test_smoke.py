@@ -14,7 +14,7 @@ import pytest
 from crash.conftest import Tell
 from crash.harness import FULL
 
-from . import evidence, faults, history, profiles
+from . import evidence, faults, profiles
 from .load import LOADS as LOADS_BY_NAME
 from .run import play
 from .stage import STORES, Values
@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("place", STORES if FULL else short)
 
 
-#: each on the store that suffers most from it: its scale, and how many of its jobs there must be at least
+#: each on the store that suffers most from it: its scale, and how many jobs it enqueues at least
 LOADS = [
     pytest.param("postgres", "trickle", 0.3, 100, id="trickle"),
     pytest.param("sqlite", "avalanche", 0.01, 3000, id="avalanche"),
@@ -57,15 +57,13 @@ def test_a_load_is_played_and_measured_and_nothing_is_lost(
 ) -> None:
     seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
 
-    result = play(place, tmp_path, seconds=LOAD_SECONDS, seed=seed, load=load, scale=scale)
+    result = play(place, tmp_path, seconds=LOAD_SECONDS, seed=seed, load=load, scale=scale, least=least)
 
     tell(evidence.summary(result))
     assert {each.invariant for each in result.verdict.violations} <= BOUNDS, evidence.summary(result)
     assert not result.oddities, evidence.summary(result)
     assert result.verdict.machine is not None
     assert {"start", "promote", "tick", "enqueue"} <= result.verdict.lags.keys()
-    asked = [event for event in history.read(tmp_path / "history.jsonl") if event.op == "enqueue"]
-    assert sum(event.actor.startswith("load") and event.phase == "invoke" for event in asked) >= least
 
 
 def test_a_load_that_is_unknown_or_that_a_store_cannot_have_is_told(tmp_path: Path) -> None:
