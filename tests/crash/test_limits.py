@@ -33,7 +33,7 @@ def test_never_more_run_than_a_key_has_places_whatever_is_killed_and_none_is_hel
     assert not report.wrong, report
     assert report.kills.total() >= KILLS // 2, "it ends when no job is left, and on a slow machine that may be earlier"
     assert (at_once["one"], at_once["three"]) == (1, 3)
-    assert at_once["fifty"] > 20, "more than one worker has slots"
+    assert at_once["fifty"] > (20 if FULL else 3), "in a whole storm more than one worker has slots"
 
 
 @pytest.mark.timeout(1800 if FULL else 300)

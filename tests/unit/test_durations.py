@@ -29,13 +29,13 @@ def test_a_duration_is_read_as_people_write_it(written: object, meant: float) ->
     assert seconds(written) == meant
 
 
-@pytest.mark.parametrize("bare", [5, 2.5, "5", "2.5", True])
+@pytest.mark.parametrize("bare", [5, 2.5, "5", "2.5"])
 def test_a_bare_number_is_refused_with_what_to_write(bare: object) -> None:
     with pytest.raises(InvalidOption, match=f'delay: {bare!r} has no unit; write "{bare}s"'):
         seconds(bare, "delay")
 
 
-@pytest.mark.parametrize("odd", ["", "s", "5 s", "5x", "1 day", "-5s", "1h 30m", None, "٥s"])
+@pytest.mark.parametrize("odd", ["", "s", "5 s", "5x", "1 day", "-5s", "1h 30m", None, "٥s", True, float("nan")])
 def test_anything_else_is_refused_with_the_grammar(odd: object) -> None:
     with pytest.raises(InvalidOption, match="delay: expected a duration like 500ms 90s 5m 1h30m 7d 2w, got"):
         seconds(odd, "delay")

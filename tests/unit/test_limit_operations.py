@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from conformance.test_waiting import settle_waits
 from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Edge, Snoozed
 from tenure.core.limits import Bounds, Key, Rate
+from tenure.errors import InvalidOption, UnknownLimit
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import keys
 from tenure.operations.admin import Admin
@@ -242,6 +244,35 @@ def test_a_pause_is_told_in_words() -> None:
     later = (now + timedelta(minutes=2)).timestamp()
     assert keys.Paused("x", later, "429", by).told(now) == "for 2m more by ada: 429"
     assert keys.Paused("x", FOREVER, "", None).told(now) == "until somebody resumes it"
+    assert keys.Paused("x", now.timestamp() - 1, "", None).told(now) == "for 0ms more"  # it ended a moment ago
+
+
+@once
+def test_a_limit_that_is_retired_has_no_bounds(admin: Admin, store: Store) -> None:
+    declare(store, SHOP.limit, 1, retired_at=store.now())
+
+    assert (admin.limits.get(SHOP.limit).bounds, admin.limits.key(SHOP.key).key.bounds) == (Bounds(), Bounds())
+    assert admin.limits.get(SHOP.limit).declared == Bounds(1)
+
+
+@once
+@pytest.mark.parametrize("impossible", ["", "shop:", "shop:" + "7" * 200, "shop:7\n"])
+def test_what_no_job_can_have_as_its_key_is_unknown(impossible: str, admin: Admin, store: Store) -> None:
+    declare(store, SHOP.limit, 1)
+
+    for act in (admin.limits.pause, admin.limits.resume, admin.limits.reset, admin.limits.key, admin.limits.bounds):
+        with pytest.raises(UnknownLimit):
+            act(impossible)
+    with pytest.raises(UnknownLimit):
+        admin.limits.set(impossible, concurrency=2)
+
+
+@once
+@pytest.mark.parametrize("name", [7, None, b"shop:7", ["shop:7"]])
+def test_a_name_that_is_no_text_is_refused(name: Any, admin: Admin) -> None:
+    for act in (admin.limits.pause, admin.limits.resume, admin.limits.get, admin.limits.key, admin.limits.bounds):
+        with pytest.raises(InvalidOption, match="limit: expected its name, or that of a key, as a text, got"):
+            act(name)
 
 
 @once

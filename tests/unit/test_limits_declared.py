@@ -76,6 +76,7 @@ def test_a_template_says_what_is_wrong_with_it(jobs: Tenure, template: Any, says
         ({"concurrency": 1.5}, "concurrency: expected a whole number"),
         ({"rate": "0/1s"}, "to stop a key, pause it"),
         ({"rate": "5/0s"}, "to stop a key, pause it"),
+        ({"rate": "1/0.0001ms"}, "to stop a key, pause it"),
         ({"rate": "0/s"}, "expected a duration"),
         ({"rate": "100/60"}, "has no unit"),
         ({"rate": "100"}, 'expected a number and a duration like "100/1m"'),
@@ -331,6 +332,10 @@ def test_a_pause_holds_a_key_until_it_is_resumed(
     handle = shop.enqueue(7, 2)
     queue.drain()
     queue.assert_waiting(handle, limit="shop:7")
+    per_shop, other = jobs.limit("shop:{shop}", concurrency=1, rate="10/1m", burst=2), jobs.limit("x", concurrency=1)
+    queue.assert_waiting(handle, limit=per_shop)
+    with pytest.raises(AssertionError, match="does not wait for a place of 'x'; it waits for a place of 'shop:7'"):
+        queue.assert_waiting(handle, limit=other)
     status = jobs.limits.status("shop:7")
     assert (status.key.paused_until, status.key.why) == (FOREVER, "a sale")
     assert status.paused_by is not None and status.paused_by.who == jobs.program.source

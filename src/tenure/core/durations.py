@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from math import isfinite
 
 from tenure.errors import InvalidOption
 
@@ -27,13 +28,19 @@ def seconds(value: object, name: str = "duration") -> float:
         total = value.total_seconds()
     elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
-    elif isinstance(value, int | float) or (isinstance(value, str) and value.strip().replace(".", "", 1).isdigit()):
+    elif _is_number(value):
         raise InvalidOption(f'{name}: {value!r} has no unit; write "{value}s", "{value}m" or "{value}ms"')
     else:
         raise InvalidOption(f"{name}: expected a duration like 500ms 90s 5m 1h30m 7d 2w, got {value!r}")
     if not 0.0 <= total <= _LONGEST:
         raise InvalidOption(f"{name}: expected between 0s and 100 years, got {value!r}")
     return total
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return value.strip().replace(".", "", 1).isdigit()
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def spell(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.core.durations import Duration
 from tenure.tasks.handle import AppPort
-from tenure.tasks.limits import Limit, declared_limit
+from tenure.tasks.limits import Limit, declared_limit, name_of
 from tenure.tasks.loops import refuse_on_loop
 
 if TYPE_CHECKING:
@@ -82,19 +82,19 @@ class AppLimits:
 
         Example: `jobs.limits.pause(github, "30s")`
         """
-        self._here("pause").pause(_named(name), for_, why)
+        self._here("pause").pause(name_of(name), for_, why)
 
     async def apause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
         """No job gets a place of this key, or of this limit. Example: `await jobs.limits.apause(github, "30s")`"""
-        await self._there(lambda limits: limits.pause(_named(name), for_, why))
+        await self._there(lambda limits: limits.pause(name_of(name), for_, why))
 
     def resume(self, name: str | Limit) -> bool:
         """End the pause. False: it was not paused. Example: `jobs.limits.resume("shop:42")`"""
-        return self._here("resume").resume(_named(name))
+        return self._here("resume").resume(name_of(name))
 
     async def aresume(self, name: str | Limit) -> bool:
         """End the pause. False: it was not paused. Example: `await jobs.limits.aresume("shop:42")`"""
-        return await self._there(lambda limits: limits.resume(_named(name)))
+        return await self._there(lambda limits: limits.resume(name_of(name)))
 
     def set(
         self,
@@ -108,7 +108,7 @@ class AppLimits:
 
         Bounds that are not given stay. Example: `jobs.limits.set("shop:42", concurrency=10)`. Raises InvalidOption.
         """
-        self._here("set").set(_named(name), concurrency=concurrency, rate=rate, burst=burst)
+        self._here("set").set(name_of(name), concurrency=concurrency, rate=rate, burst=burst)
 
     async def aset(
         self,
@@ -119,23 +119,23 @@ class AppLimits:
         burst: int | None = None,
     ) -> None:
         """Replace the declared bounds. Example: `await jobs.limits.aset("shop:42", concurrency=10)`"""
-        await self._there(lambda limits: limits.set(_named(name), concurrency=concurrency, rate=rate, burst=burst))
+        await self._there(lambda limits: limits.set(name_of(name), concurrency=concurrency, rate=rate, burst=burst))
 
     def reset(self, name: str | Limit) -> bool:
         """Restore the bounds that the code declares. False: nothing was set. Example: `jobs.limits.reset("shop:42")`"""
-        return self._here("reset").reset(_named(name))
+        return self._here("reset").reset(name_of(name))
 
     async def areset(self, name: str | Limit) -> bool:
         """Restore the bounds that the code declares. Example: `await jobs.limits.areset("shop:42")`"""
-        return await self._there(lambda limits: limits.reset(_named(name)))
+        return await self._there(lambda limits: limits.reset(name_of(name)))
 
     def status(self, key: str | Limit) -> KeyStatus:
         """A key now: its places, the jobs that have them, the next token. Example: `jobs.limits.status("shop:42")`"""
-        return self._here("status").key(_named(key))
+        return self._here("status").key(name_of(key))
 
     async def astatus(self, key: str | Limit) -> KeyStatus:
         """A key now. Example: `(await jobs.limits.astatus("shop:42")).key.held`"""
-        return await self._there(lambda limits: limits.key(_named(key)))
+        return await self._there(lambda limits: limits.key(name_of(key)))
 
     def list(self) -> tuple[LimitStatus, ...]:
         """All limits that hold, by name, with their bounds and who set them."""
@@ -161,7 +161,3 @@ class AppLimits:
         app: Any = self._app
         client.refuse_beside_transaction("a limit is read and changed beside it: do it before or after the block")
         return Admin(client.store, client.notifier, self._app.settings, who=app.program.source).limits
-
-
-def _named(name: str | Limit) -> str:
-    return name.template if isinstance(name, Limit) else name

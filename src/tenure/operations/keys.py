@@ -80,7 +80,7 @@ class Paused(NamedTuple):
     def told(self, now: datetime) -> str:
         """Until when, by whom and why: "for 2m more by ada: too many 429"."""
         at = self.until_at
-        until = "until somebody resumes it" if at is None else f"for {spell((at - now).total_seconds())} more"
+        until = "until somebody resumes it" if at is None else f"for {spell(max(0.0, (at - now).total_seconds()))} more"
         return f"{until}{f' by {self.by.who}' if self.by else ''}{f': {self.why}' if self.why else ''}"
 
 

@@ -17,7 +17,7 @@ from tenure.operations.access import Access
 from tenure.operations.keys import PAUSED, SET, By, Paused, Usage, about, note_of, notes_of, oldest_of, pause_of, usage
 from tenure.ports import FOREVER, JobView, KeyView, LimitRow, Ring
 from tenure.schedules.releases import tries
-from tenure.tasks.limits import bounds_of, burst_of, gives, spelled
+from tenure.tasks.limits import bounds_of, burst_of, gives, is_key, spelled
 
 SHOWN = 20  #: jobs that have a place of a key, or are the next to get one
 _LONGEST_WHY = 500
@@ -26,7 +26,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus:
-    """A limit. `bounds` hold for each key of it, unless something else is set for that key."""
+    """A limit. `bounds` hold for each key of it, unless something else is set for that key; none, if it is retired."""
 
     name: str  #: its template
     bounds: Bounds
@@ -77,7 +77,7 @@ class LimitReads:
 
     def get(self, name: str) -> LimitStatus:
         """One limit, by its template. Raises UnknownLimit."""
-        found = self._access.store.limits([name])
+        found = self._access.store.limits([_text(name)])
         if not found:
             raise self._unknown(name)
         return self._status(found[0], notes_of(self._access.store, SET), notes_of(self._access.store, PAUSED))
@@ -87,8 +87,8 @@ class LimitReads:
 
         Known are the keys that are in use, paused or set, or of which a job began a short while ago.
         """
-        if limit is not None and not self._access.store.limits([limit]):
-            raise self._unknown(limit)
+        if limit is not None:
+            self.get(limit)
         return self._access.store.keys(limited_by=limit, start=start, limit=number)
 
     def known(self, names: Iterable[str]) -> list[KeyView]:
@@ -104,8 +104,8 @@ class LimitReads:
 
         With more than 2,000 keys these are the first by name, and those of the jobs that have waited longest.
         """
-        if limit is not None and not self._access.store.limits([limit]):
-            raise self._unknown(limit)
+        if limit is not None:
+            self.get(limit)
         return usage(self._access.store, limit)
 
     def bounds(self, name: str) -> Bounds:
@@ -138,14 +138,14 @@ class LimitReads:
         )
 
     def limit_of(self, name: str) -> str:
-        """The limit that this is the name of, or that this is a key of. Raises UnknownLimit."""
+        """The limit that this is the name of, or that this is a key of. Raises UnknownLimit, InvalidOption."""
         store = self._access.store
-        if store.limits([name]):
+        if store.limits([_text(name)]):
             return name
         used = store.keys([name], limit=1)
         if used:
             return used[0].limit
-        rows = [row for row in store.limits() if gives(row.name, name)]
+        rows = [row for row in store.limits() if is_key(name) and gives(row.name, name)]
         if not rows:
             raise self._unknown(name)
         return min(rows, key=lambda row: (row.retired_at is not None, -len(row.name.partition("{")[0]))).name
@@ -163,7 +163,7 @@ class LimitReads:
         paused = row.paused_until is not None and row.paused_until > self._access.store.now().timestamp()
         return LimitStatus(
             name=row.name,
-            bounds=effective(row.set, row.declared),
+            bounds=effective(row.set, row.declared) if row.retired_at is None else Bounds(),
             declared=row.declared,
             set=row.set,
             set_by=None if row.set is None else sets.get(about(row.name, key=False)),
@@ -293,6 +293,12 @@ def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
         next((each.concurrency for each in known if each.concurrency is not None), None),
         next((each.rate for each in known if each.rate is not None), None),
     )
+
+
+def _text(name: object) -> str:
+    if isinstance(name, str):
+        return name
+    raise InvalidOption(f"limit: expected its name, or that of a key, as a text, got {name!r:.80}")
 
 
 def _listed(names: Iterable[str]) -> str:

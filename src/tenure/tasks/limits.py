@@ -73,6 +73,11 @@ class Limit:
 Limits = Limit | Iterable[Limit]
 
 
+def name_of(limit: str | Limit) -> str:
+    """Its template, or the name that was given. Example: `name_of(jobs.limit("github", concurrency=2))`, "github"."""
+    return limit.template if isinstance(limit, Limit) else limit
+
+
 # ── Declaring ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -158,7 +163,7 @@ def _rate(what: str, given: object, burst: object) -> Rate:
     if found is None:
         raise InvalidOption(f'{what}: rate: expected a number and a duration like "100/1m", got {given!r:.80}')
     most, period = int(found[1]), seconds(found[2], f"{what}: rate {given!r}: its duration")
-    if most < 1 or period <= 0:
+    if most < 1 or period < 0.001:
         raise InvalidOption(f'{what}: rate: expected at least "1/1ms", got {given!r}; to stop a key, pause it')
     return Rate(most, period, max(1, most // 10) if burst is None else burst_of(what, burst, most))
 
@@ -192,6 +197,11 @@ def spelled_rate(rate: Rate) -> str:
 
 
 # ── Templates and keys ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_key(text: str) -> bool:
+    """May a key be this text? Its arguments have no control characters, and it is not longer than a key may be."""
+    return 0 < len(text) <= MOST_CHARACTERS and not _CONTROL.search(text)
 
 
 def gives(template: str, key: str) -> bool:

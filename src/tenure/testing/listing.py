@@ -11,6 +11,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Filter, Input, JobView, Store
 from tenure.tasks.arguments import redacted
 from tenure.tasks.handle import AppPort, JobHandle
+from tenure.tasks.limits import Limit, gives, name_of
 from tenure.tasks.named import elsewhere, payload_of
 from tenure.tasks.task import Task
 
@@ -52,12 +53,12 @@ class Listing:
         return self._newest(elsewhere(self._app, task), payload_of(self._app, task, args))
 
     def assert_waiting(
-        self, job: JobHandle[Any], *, signal: str = "", after: JobHandle[Any] | None = None, limit: str = ""
+        self, job: JobHandle[Any], *, signal: str = "", after: JobHandle[Any] | None = None, limit: str | Limit = ""
     ) -> None:
         """The job waits: for this signal, this other job, a place of this key, or for anything. Else an AssertionError.
 
         Example: `queue.assert_waiting(handle, signal="approved")`. `signal` is also the key of a shared one; `limit`
-        is a key, as "shop:7", with `jobs.testing(limits=True)`.
+        is a key, as "shop:7", or what `jobs.limit(…)` returned, with `jobs.testing(limits=True)`.
         """
         view = self._store.get(str(job.id))
         if view is None:
@@ -69,8 +70,8 @@ class Listing:
         waits = [*([f"the signal {asked!r}"] if asked else []), *(f"{each.task} {each.parent}" for each in open_)]
         waits += [f"a place of {view.parked!r}"] if view.parked else []
         wrong_parent = after is not None and str(after.id) not in [each.parent for each in open_]
-        if (signal and asked != signal) or wrong_parent or (limit and view.parked != limit):
-            place = f"a place of {limit!r}" if limit else f"job {after and after.id}"
+        if (signal and asked != signal) or wrong_parent or (limit and not _parked(view, limit)):
+            place = f"a place of {name_of(limit)!r}" if limit else f"job {after and after.id}"
             wanted = f"the signal {signal!r}" if signal else place
             raise AssertionError(f"{view.task} {view.id} does not wait for {wanted}; it waits for {', '.join(waits)}")
 
@@ -100,3 +101,9 @@ class Listing:
 
     def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
         return JobHandle(self._app, job.id, created=True, decode=task.decode_result)
+
+
+def _parked(view: JobView, limit: str | Limit) -> bool:
+    """Does it wait for a place of this key, or of any key of this limit?"""
+    key = view.parked or ""
+    return gives(limit.template, key) if isinstance(limit, Limit) else key == limit

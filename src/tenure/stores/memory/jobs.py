@@ -149,7 +149,7 @@ class MemoryJobs(MemoryOperated):
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         if not self._may_own(worker_id) or (solo and self._held_by(worker_id)):
             return []
-        claimed: list[Claimed] = []
+        claimed, size = list[Claimed](), 0
         for queue, room in wants.items():
             if queue in self._paused or (solo and claimed):  # a group is from one queue
                 continue
@@ -157,8 +157,9 @@ class MemoryJobs(MemoryOperated):
             if solo:
                 waiting = waiting[: group_size(row.view.together for row in waiting)]
             for row in waiting:
-                if sum(map(bytes_of, claimed)) < BATCH_BYTES:
+                if size < BATCH_BYTES:
                     claimed.append(self._claim(row, worker_id))
+                    size += bytes_of(claimed[-1])
         return claimed
 
     @atomic

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal, NamedTuple
 
@@ -56,7 +55,21 @@ class Known:
         self.told.setdefault(key, []).append(Told(what, at))
 
     def copy(self) -> Known:
-        return deepcopy(self)
+        """One that changes apart from this one. Only edges change in place; everything else in it is replaced."""
+        parents = {child: {name: replace(edge) for name, edge in mine.items()} for child, mine in self.parents.items()}
+        return Known(
+            parents=parents,
+            children={name: {child: parents[child][name] for child in mine} for name, mine in self.children.items()},
+            asks=self.asks.copy(),
+            signals=self.signals.copy(),
+            flows=self.flows.copy(),
+            limits=self.limits.copy(),
+            told={key: told.copy() for key, told in self.told.items()},
+            buckets=self.buckets.copy(),
+            dues=self.dues.copy(),
+            slow=self.slow.copy(),
+            idle=self.idle.copy(),
+        )
 
     def add(self, child: str, parent: str, until: Literal["completed", "ended"], *, mine: bool = False) -> Edge:
         """The edge between these two. One that exists keeps its place, and the stricter need holds."""

@@ -177,9 +177,11 @@ class Named(Model):
 class SetLimit(Named):
     """Bounds that are not given stay."""
 
-    concurrency: int | None = Field(None, ge=1, le=1_000_000)
+    concurrency: int | None = Field(None, ge=1, le=1_000_000, strict=True)
     rate: str | None = Field(None, description="At most n begin in a period.", examples=["100/1m"], max_length=50)
-    burst: int | None = Field(None, ge=1, le=1_000_000_000, description="At most this many of the rate at once.")
+    burst: int | None = Field(
+        None, ge=1, le=1_000_000_000, strict=True, description="At most this many of the rate at once."
+    )
 
 
 class PauseLimit(Named):
