@@ -77,10 +77,7 @@ class LimitReads:
 
     def get(self, name: str) -> LimitStatus:
         """One limit, by its template. Raises UnknownLimit."""
-        found = self._access.store.limits([_text(name)])
-        if not found:
-            raise self._unknown(name)
-        return self._status(found[0], notes_of(self._access.store, SET), notes_of(self._access.store, PAUSED))
+        return self._status(self._stored(name), notes_of(self._access.store, SET), notes_of(self._access.store, PAUSED))
 
     def keys(self, limit: str | None = None, *, start: str = "", number: int = 50) -> list[KeyView]:
         """Keys in order of their names, after `start`: of this limit, or of all. Raises UnknownLimit.
@@ -88,7 +85,7 @@ class LimitReads:
         Known are the keys that are in use, paused or set, or of which a job began a short while ago.
         """
         if limit is not None:
-            self.get(limit)
+            self._stored(limit)
         return self._access.store.keys(limited_by=limit, start=start, limit=number)
 
     def known(self, names: Iterable[str]) -> list[KeyView]:
@@ -105,7 +102,7 @@ class LimitReads:
         With more than 2,000 keys these are the first by name, and those of the jobs that have waited longest.
         """
         if limit is not None:
-            self.get(limit)
+            self._stored(limit)
         return usage(self._access.store, limit)
 
     def bounds(self, name: str) -> Bounds:
@@ -149,6 +146,12 @@ class LimitReads:
         if not rows:
             raise self._unknown(name)
         return min(rows, key=lambda row: (row.retired_at is not None, -len(row.name.partition("{")[0]))).name
+
+    def _stored(self, limit: str) -> LimitRow:
+        found = self._access.store.limits([_text(limit)])
+        if not found:
+            raise self._unknown(limit)
+        return found[0]
 
     def _unknown(self, name: str) -> UnknownLimit:
         known = [row.name for row in self._access.store.limits()]
