@@ -104,7 +104,7 @@ class Collector:
             return all(here.count(name) >= number for name, number in wanted.items())
 
         try:
-            until(arrived, f"the spans {wanted}", 30.0)
+            until(arrived, f"the spans {wanted}", 90.0)
         except AssertionError as error:
             raise AssertionError(f"{error}; arrived are {sorted(span.name for span in self.spans)}") from None
         return sorted(self.spans, key=lambda span: span.begin)

@@ -24,7 +24,7 @@ from tenure.tasks.handle import JobHandle
 
 from . import limited
 from .backends import BACKENDS
-from .harness import HERE, SOURCE, Site, Supervised, boot, send
+from .harness import HERE, SOURCE, Line, Site, Supervised, boot, send
 
 AWAY = 1.5  #: periods
 KILLS = 4
@@ -87,10 +87,16 @@ class Pace:
         """Kill a worker that has just begun another job."""
         before = len(self._site.lines(event="begin"))
         more = before + self._draw.randint(5, 20)
-        line = self._site.until(lambda: self._site.lines(event="begin")[more:], "more begins", 60 + self._period)[-1]
+        line = self._site.until(lambda: self._begun(more), "more begins", 60 + self._period)[-1]
         if line.pid in supervisor.workers():
             send(line.pid, signal.SIGKILL)
             self._kills += 1
+
+    def _begun(self, more: int) -> Sequence[Line]:
+        """The begins after so many; all of them, if no job is left that could begin."""
+        lines = self._site.lines(event="begin")
+        left = any(sum(view.counts.values()) for view in self._site.store.queues())
+        return lines[more:] if left else lines
 
     def _judge(self, handles: Sequence[JobHandle[int]]) -> Paces:
         rate = Rate(limited.MOST, self._period, limited.BURST)

@@ -32,7 +32,7 @@ def ledger_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_runs_jobs_and_leaves_a_declared_death(site: Site) -> None:
     with shop.jobs.worker(concurrency=2):
         jobs = [shop.effect.enqueue(0.05), shop.effect_in_thread.enqueue(0.05)]
-        assert [job.result("20s") for job in jobs] == [1, 1]
+        assert [job.result("60s") for job in jobs] == [1, 1]
         (row,) = site.store.workers()
         assert row.identity.runner == "embedded"
 
@@ -74,7 +74,7 @@ def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Si
         site.seen(job, "begin", attempt=2)
         assert site.worker(job).identity.id != old
         site.go()
-        assert job.result("20s") == "told"
+        assert job.result("60s") == "told"
 
     assert overlaps(runs_of(site.lines())) == []
     assert [each.died_at is not None for each in site.store.workers(dead=True)] == [True, True]
@@ -123,16 +123,16 @@ sys.path.insert(0, {str(HERE)!r})
 import shop
 
 with shop.jobs.worker():
-    assert shop.effect.enqueue(0.0).result("20s") == 1
+    assert shop.effect.enqueue(0.0).result("60s") == 1
     print("parent", flush=True)
     pid = os.fork()
     if pid == 0:
         with shop.jobs.worker():
-            assert shop.effect.enqueue(0.0).result("20s") == 1
+            assert shop.effect.enqueue(0.0).result("60s") == 1
         print("child", flush=True)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert shop.effect.enqueue(0.0).result("20s") == 1
+    assert shop.effect.enqueue(0.0).result("60s") == 1
     print("parent", flush=True)
 """
 
@@ -143,7 +143,7 @@ def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeyp
         deaf = shop.effect_in_thread.using(timeout="100ms", retry=1).enqueue(3.0)  # never asks whether it must stop
         site.seen(deaf, "begin")
         later = [shop.effect.enqueue(0.1) for _ in range(8)]
-        assert [job.result("20s") for job in later] == [1] * 8
+        assert [job.result("60s") for job in later] == [1] * 8
 
     assert site.ended(deaf)[0].state == "dead"
 

@@ -21,7 +21,7 @@ from tenure.ports.schedules import Change, Tick
 from tenure.worker.job_log import decode
 
 from .backends import Place, Server, by_way_of, there
-from .harness import Site, alive, send, until
+from .harness import PATIENCE, Site, alive, send, until
 
 OFTEN = "100ms"  #: the shortest there is: starting a process takes longer than half of it
 TENURE = "from tenure.cli.main import run; run()"
@@ -88,7 +88,7 @@ class Call:
 
     def ended(self, code: int) -> tuple[bytes, str]:
         """Its output, once it has ended, which it must with this exit code."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == code, (self.process.returncode, out, err)
         return out, err.decode()
 
@@ -157,7 +157,7 @@ def test_bytes_go_through_untouched_in_both_directions_and_the_tail_is_kept(site
     data = bytes(range(256)) * 64
     call = Call(site, "--every", OFTEN, command=[sys.executable, "-c", script], given=subprocess.PIPE)
 
-    out, err = call.process.communicate(data, timeout=30)
+    out, err = call.process.communicate(data, timeout=PATIENCE)
 
     assert (out == data * 40, err == data[::-1], call.process.returncode) == (True, True, 0)
     (tick,) = history(site)
@@ -280,7 +280,7 @@ def test_a_reader_that_is_gone_costs_no_run_and_no_exit_code(site: Site, options
     run(site, "--cron", "0 0 1 1 *", command=["true"])  # it is late, and the next call would say so
     site.store.change([Change(schedule=site.store.schedules()[0].schedule, delete=True)])
     call = Call(site, "--cron", "0 0 1 1 *", *options, command=["sh", "-c", "echo out; exit 5"], before=gone_reader)
-    call.process.communicate(timeout=30)
+    call.process.communicate(timeout=PATIENCE)
 
     (tick,) = until(lambda: [each for each in history(site) if each.ended_at], "the end of its run") or []
     assert tick.why == "exit code 5: out"
@@ -499,7 +499,7 @@ def test_at_a_terminal_the_command_has_it_and_its_ctrl_c(site: Site) -> None:
     call = Call(site, "--every", OFTEN, command=["sh", "-c", script], before=_AT_A_TERMINAL, given=subprocess.PIPE)
     pids(site, 1)
 
-    out, _ = call.process.communicate(b"\x03", timeout=30)
+    out, _ = call.process.communicate(b"\x03", timeout=PATIENCE)
 
     assert (b"terminals" in out, call.process.returncode) == (True, 130)
     assert [tick.why for tick in history(site)] == ["signal 2 (SIGINT)"]
@@ -513,7 +513,7 @@ def test_a_command_that_ctrl_c_ended_at_a_terminal_is_not_tried_again(site: Site
     call = Call(site, *words, command=command, before=_AT_A_TERMINAL, given=subprocess.PIPE)
     pids(site, 1)
 
-    out, _ = call.process.communicate(b"\x03", timeout=30)
+    out, _ = call.process.communicate(b"\x03", timeout=PATIENCE)
 
     assert (call.process.returncode, b"again in" in out) == (130, False)
     assert [(tick.status, tick.tries) for tick in history(site)] == [("failure", 1)]
@@ -540,10 +540,11 @@ def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) ->
     assert (ran, late.startswith("report: late by ")) == (b"went\n", True)
 
 
+@pytest.mark.timeout(300)
 def test_of_ten_at_once_one_runs(site: Site) -> None:
     calls = [Call(site, "--every", "1d", "--skip-exit", "7", command=["echo", "ran"]) for _ in range(10)]
 
-    answers = [call.process.communicate(timeout=60) for call in calls]
+    answers = [call.process.communicate(timeout=200) for call in calls]
 
     assert sorted(call.process.returncode for call in calls) == [0, *[7] * 9], answers
     assert [out for out, _ in answers if out] == [b"ran\n"]
@@ -556,7 +557,7 @@ def test_a_tick_that_two_hosts_call_for_runs_once(site: Site) -> None:
     words = ("--cron", f"0 6 15 {half_a_year_away} *", "--skip-exit", "7")
     calls = [Call(site, *words, command=["echo", "ran"], host=f"host-{n}") for n in (1, 2)]
 
-    answers = [call.process.communicate(timeout=30) for call in calls]
+    answers = [call.process.communicate(timeout=PATIENCE) for call in calls]
 
     assert sorted(call.process.returncode for call in calls) == [0, 7], answers
     assert len(history(site)) == 1
@@ -620,7 +621,7 @@ def test_the_lock_of_a_lost_host_holds_until_its_lease_ends_and_no_longer(site: 
         assert called_at <= locked_until, f"it had ended before the last of these calls: {answers}"
         called_at = site.store.now()
         second = Call(site, "--every", OFTEN, "--skip-exit", "7", command=command, host="host-2", lease=f"{LEASE}s")
-        second.process.communicate(timeout=30)
+        second.process.communicate(timeout=PATIENCE)
         answers.append(second.process.returncode)
 
     assert set(answers) <= {0, 7}
@@ -636,7 +637,7 @@ def test_a_stopped_guard_loses_its_lock_after_its_command_is_killed(site: Site) 
     def second() -> bool:
         look = f"grep -qs 'State:.[RSDT]' /proc/{left[0]}/status && echo beside || echo alone"
         other = Call(site, "--every", OFTEN, "--skip-exit", "7", command=["sh", "-c", look])
-        out, _ = other.process.communicate(timeout=30)
+        out, _ = other.process.communicate(timeout=PATIENCE)
         assert out in (b"", b"alone\n")
         return bool(out)
 

@@ -61,7 +61,7 @@ class Stream:
     async def _ask(self, subject: str) -> dict[str, Any]:
         client = await self._connected()
         try:
-            found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=10)).data)
+            found: dict[str, Any] = json.loads((await client.request(subject, b"", timeout=60)).data)
             return found
         finally:
             await client.close()
@@ -343,7 +343,7 @@ def test_messages_twice_reordered_late_and_garbled_are_one_accepted_outcome_each
 def metric(site: Site, supervisor: Supervised, line: str) -> float:
     """One line's value at /metrics; 0 when it is not there yet."""
     said = site.until(lambda: re.search(r"metrics at (http://\S+/metrics)", supervisor.log()), "the address")
-    with urllib.request.urlopen(said[1], timeout=10) as answer:
+    with urllib.request.urlopen(said[1], timeout=60) as answer:
         found = re.search(rf"^{re.escape(line)} (\S+)$", answer.read().decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
@@ -364,7 +364,7 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
         site.seen(job, "begin")
     lost = [job for job in jobs if site.worker(job).identity.host == "far"]
     near = unscanned(site, "near", concurrency=10, metrics_listen="127.0.0.1:0")
-    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 5 * LEASE)
+    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 10 * LEASE)
 
     at = boot()
     for pid in [far.pid, *far.workers()]:
@@ -450,7 +450,7 @@ def operator(site: Site, *words: str) -> None:
 
 def messages(monitor: str) -> int:
     """How many the server has heard from all its clients so far."""
-    with urllib.request.urlopen(f"http://{monitor}/varz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{monitor}/varz", timeout=60) as answer:
         return int(json.load(answer)["in_msgs"])
 
 
@@ -535,7 +535,7 @@ def test_a_worker_that_reaches_nats_but_not_the_store_counts_as_dead_and_its_job
     for job in jobs:
         site.seen(job, "begin")
     near = start(site, concurrency=5, env={"TENURE_HOST_ID": "near"})
-    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 5 * LEASE)
+    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 10 * LEASE)
 
     line.refuse()
     at = boot()

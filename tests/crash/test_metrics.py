@@ -30,7 +30,7 @@ def base(site: Site, supervisor: Supervised) -> str:
 
 def scrape(url: str) -> dict[str, float]:
     """`name{label="value",…}` → value."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         exposed = answer.read().decode()
     return {
         f"{sample.name}{{{','.join(f'{label}={each}' for label, each in sorted(sample.labels.items()))}}}": sample.value
@@ -47,7 +47,7 @@ def rescues(url: str) -> dict[str, float]:
 
 def health(url: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -151,5 +151,5 @@ def test_until_empty_is_not_ended_by_a_worker_that_drains_alone(site: Site) -> N
 
     send(worker.identity.pid, signal.SIGTERM)
 
-    assert supervisor.exit_code(30) == 0
+    assert supervisor.exit_code() == 0
     assert [view.state for view in site.ended(*jobs)] == ["completed"] * 8

@@ -13,7 +13,7 @@ from proxy import Proxy
 
 from .backends import by_way_of
 from .conftest import Tell
-from .harness import HERE, Line, Site, boot
+from .harness import HERE, PATIENCE, Line, Site, boot
 
 HOLD = 4.0  #: two thirds of it is how late a renewal may be on a slow machine
 LONGER = 9.0  #: where it has to be renewed again and again
@@ -93,7 +93,7 @@ class Asks:
 
     def answer(self) -> int:
         """The process that acted."""
-        told, errors = self.process.communicate(timeout=30)
+        told, errors = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, errors
         return int(told)
 

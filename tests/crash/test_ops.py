@@ -41,7 +41,7 @@ def live(site: Site) -> str:
 
 
 def exposed(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         return str(answer.read().decode())
 
 

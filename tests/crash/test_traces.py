@@ -17,6 +17,8 @@ from otlp import Collector, Manner, Seen
 from . import shop
 from .harness import Site, send
 
+pytestmark = pytest.mark.timeout(300)
+
 SMALL = {"OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "8"}  #: what the SDK keeps: it overflows
 STORY = {
     "POST /orders/{order}": "",

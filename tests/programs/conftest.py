@@ -11,9 +11,16 @@ import pytest
 
 from crash.backends import BACKENDS, Backend
 
-from .harness import Programs, runtime_folder
+from .harness import LIMIT, Programs, runtime_folder
 
+HERE = Path(__file__).parent
 _STORES = {backend.name: backend for backend in BACKENDS}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(2 * LIMIT))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 import tenure
 
+from .harness import LIMIT
+
 SOURCE = Path(tenure.__file__).parents[1]
 APP = """
 import asyncio, contextvars, json, os, sys, threading, time
@@ -53,7 +55,7 @@ class Ran:
         return found
 
 
-def run(folder: Path, script: str, *, seconds: float = 60.0, **env: str) -> Ran:
+def run(folder: Path, script: str, *, seconds: float = LIMIT, **env: str) -> Ran:
     """Run the script as a program in a folder of its own."""
     file = folder / "program.py"
     file.write_text(APP + textwrap.dedent(script))
@@ -117,7 +119,7 @@ def test_async_handlers_run_on_the_loop_of_the_block_and_share_what_belongs_to_i
                 other = await plain.aenqueue()
                 async with engine:  # they wait for it, as for a connection
                     await until(lambda: len(users) >= 7)
-                got = [await each.aresult("20s") for each in (*paid, other)]
+                got = [await each.aresult("60s") for each in (*paid, other)]
             here = asyncio.get_running_loop()
             tell(got=sum(got), here=all(each is here for each in loops), loops=len(loops), users=sorted(set(users)),
                  main=threads[0] is threading.main_thread(), named=all(name.startswith("pay ") for name in names))
@@ -171,7 +173,7 @@ def test_a_web_app_shares_its_engine_with_the_worker_in_its_lifespan(tmp_path: P
             port = server.servers[0].sockets[0].getsockname()[1]
             async with httpx.AsyncClient(timeout=60) as client:
                 answers = await asyncio.gather(*(client.post(f"http://127.0.0.1:{port}/orders/{n}") for n in range(8)))
-            got = [await ship.handle(each.json()["job"]).aresult("20s") for each in answers]
+            got = [await ship.handle(each.json()["job"]).aresult("60s") for each in answers]
             server.should_exit = True
             await serving
             tell(got=got, alive=len(jobs.client().store.workers()))
@@ -390,7 +392,7 @@ def test_a_failed_duty_ends_the_worker_and_not_the_loop(tmp_path: Path) -> None:
 
         asyncio.run(main())
         """),
-        TENURE_LEASE="3s",
+        TENURE_LEASE="9s",
     )
     assert ran.code == 0, ran.err
     assert of(ran.told["job"], RELEASED) == RELEASED
@@ -691,10 +693,10 @@ def test_an_awaited_child_is_warned_about_as_a_waited_for_one(tmp_path: Path) ->
 
         @jobs.task
         async def parent() -> int:
-            return await (await child.aenqueue()).aresult("20s")
+            return await (await child.aenqueue()).aresult("60s")
 
         with jobs.worker(concurrency=2):
-            assert parent.enqueue().result("20s") == 1
+            assert parent.enqueue().result("60s") == 1
         """,
     )
     assert ran.code == 0, ran.err

@@ -35,19 +35,19 @@ def wait(started=None) -> None:
     while True:
         time.sleep(0.05)
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def pool_in_with() -> list[int]:
     with fork.Pool(2) as pool:
         return pool.map(double, range(4))
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def pool_left_early() -> bool:
     with fork.Pool(2) as pool:
         for found in pool.imap_unordered(double, range(1000)):
             return found >= 0
     return False
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def terminated_at_once() -> list[int]:
     codes = []
     for _ in range(10):
@@ -57,7 +57,7 @@ def terminated_at_once() -> list[int]:
         codes.append(code_of(child))
     return codes
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def interrupted() -> int:
     started = fork.Event()
     child = fork.Process(target=wait, args=[started])
@@ -66,12 +66,12 @@ def interrupted() -> int:
     os.kill(child.pid, signal.SIGINT)
     return code_of(child)
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def executor(method: str) -> list[int]:
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
         return list(pool.map(double, range(4)))
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def program(number: int) -> int:
     naps = "import time\\nprint(flush=True)\\nwhile True: time.sleep(0.05)"
     with subprocess.Popen([sys.executable, "-c", naps], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
@@ -79,13 +79,13 @@ def program(number: int) -> int:
         process.send_signal(number)
         return process.wait(20)
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def sleep() -> int:
     with subprocess.Popen(["sleep", "60"]) as process:
         process.send_signal(signal.SIGINT)
         return process.wait(20)
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 async def on_the_loop() -> list[int]:
     child = fork.Process(target=wait)
     child.start()
@@ -94,7 +94,7 @@ async def on_the_loop() -> list[int]:
     with fork.Pool(2) as pool:
         return [code, *pool.map(double, range(2))]
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 async def leaves_by_exit() -> int:
     pid = os.fork()
     if pid == 0:
@@ -108,7 +108,7 @@ def child_of_a_child() -> int:
 def enqueue() -> None:
     child_of_a_child.enqueue()
 
-@jobs.task(timeout="40s")
+@jobs.task(timeout="3m")
 def enqueues_in_a_child() -> int:
     child = fork.Process(target=enqueue)
     child.start()
@@ -136,7 +136,7 @@ def test_a_handler_starts_processes_and_ends_them(programs: Programs) -> None:
     programs.write(APP, "app.py")
     programs.run("from app import *\n" + "\n".join(RESULTS))
 
-    worked = programs.work(APP, "-c", "2", limit=100)
+    worked = programs.work(APP, "-c", "2", limit=240)
 
     with programs.store() as store:
         jobs = {job.id: job for job in store.search(Filter(), limit=100).jobs}

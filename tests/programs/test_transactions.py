@@ -71,7 +71,6 @@ with jobs.transaction() as tx:
 asyncio.run(on_a_loop())
 assert before.cancel()
 """,
-        limit=30,
     )
     assert len(ran.lines) == 7, ran.out
     assert all(line.startswith("inside jobs.transaction(), ") for line in ran.lines), ran.out
@@ -90,7 +89,6 @@ with jobs.transaction() as tx:
         except StoreError as error:
             print(error)
 """,
-        limit=30,
     )
     assert "inside jobs.transaction(), a write would wait" in ran.lines[-1]
     assert programs.stored() == 2
@@ -106,7 +104,6 @@ try:
 except StoreError as error:
     print(error)
 """,
-        limit=40,
     )
     assert ran.lines[0] == "10"
     assert "rolled back" in ran.lines[1]
