@@ -14,11 +14,13 @@ from tempfile import TemporaryDirectory
 from threading import Thread
 from threading import enumerate as living_threads
 from time import monotonic
+from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import settings
 from psycopg import sql
+from xdist.scheduler import LoadScopeScheduling
 
 import servers
 import watchdog
@@ -198,6 +200,8 @@ def pytest_runtest_teardown() -> Generator[None]:
 #: Of these, and of the tests that drive a browser, `make test` runs those that are marked `everyday`; of all others,
 #: those that are not marked `thorough`.
 THOROUGH = ("tests/chaos/", "tests/crash/", "tests/django/", "tests/programs/", "tests/web/test_browser")
+#: Each of their tests plays faults on a dozen processes, and measures delays: two at once would be each other's load.
+PLAYS = ("tests/chaos/test_smoke.py", "tests/chaos/test_upgrade.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -218,6 +222,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if str(collection_path.relative_to(config.rootpath)).startswith(THOROUGH):
         return True if "pytest.mark.everyday" not in text else None
     return True if "\npytestmark = pytest.mark.thorough" in text else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+class Together(LoadScopeScheduling):
+    """Some tests run in one process, one after the other. The groups of xdist 3.8 are lost under pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file in PLAYS:
+            return "chaos"
+        return file if file.startswith("tests/web/test_browser") else nodeid  # they share what is expensive to start
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
