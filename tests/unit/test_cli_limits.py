@@ -108,6 +108,9 @@ def test_a_limit_is_shown_with_its_most_waited_for_keys(run: Run, store: Store, 
     code, out, said = run("limits", "show", "shop:{shop}", "-n", "1")
     assert (len(rows(out.partition("\n\n")[2])), said) == (2, "1 more keys, for which fewer jobs wait: --limit\n")
     assert run("limits", "show", "shop:{shop}", "-n", "0")[0] == 2
+    declare(store, "shop:{shop}", 2, retired_at=store.now())
+    retired = facts(run("limits", "show", "shop:{shop}")[1].partition("\n\n")[0])
+    assert (retired["allows"], retired["declared"]) == ("any number", "2 at a time")
 
 
 def test_a_key_is_set_and_reset(run: Run, store: Store, busy: object) -> None:

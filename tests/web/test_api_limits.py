@@ -95,8 +95,9 @@ def test_operators_set_and_reset_them(api: Api, store: Store, jobs: list[str]) -
     for body, says in (({}, "expected concurrency"), ({"rate": "0/1s"}, "pause it"), ({"burst": 2}, "it has no rate")):
         assert says in refused(api("POST", "/api/v1/limits/set", json={"name": "shop:7", **body}), 422)["detail"]
     for number in (True, "3", 1.5):
-        for name in ("concurrency", "burst"):
-            refused(api("POST", "/api/v1/limits/set", json={"name": "shop:7", name: number}), 422)
+        for body in ({"concurrency": number}, {"rate": "100/1m", "burst": number}):
+            found = refused(api("POST", "/api/v1/limits/set", json={"name": "shop:7", **body}), 422)
+            assert "integer" in found["detail"]
     for verb in ("set", "reset", "pause", "resume"):
         body = {"name": "render", **({"concurrency": 1} if verb == "set" else {})}
         refused(api("POST", f"/api/v1/limits/{verb}", json=body), 404)

@@ -130,7 +130,7 @@ def _bounds(status: LimitStatus) -> list[tuple[str, str]]:
     said = [("allows", allowed(status.bounds))]
     if status.set is not None and status.set_by is not None:
         said.append(("set by", f"{status.set_by.who}, {stamp(status.set_by.at)}"))
-    if status.set is not None and status.declared is not None:
+    if status.declared is not None and status.declared != status.bounds:
         said.append(("declared", allowed(status.declared)))
     said.append(("app", status.source or "none has declared it"))
     if status.retired_at is not None:
