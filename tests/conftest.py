@@ -236,7 +236,8 @@ class Together(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if file in PLAYS:
             return "chaos"
-        return file if file.startswith("tests/web/test_browser") else nodeid  # they share what is expensive to start
+        # Files of their own would be the largest scopes, which begin first: several browsers at once, and the plays.
+        return "browser" if file.startswith("tests/web/test_browser") else nodeid
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -100,6 +100,7 @@ def violations(page: Page, where: str) -> list[str]:
     ]
 
 
+@pytest.mark.timeout(900)  # axe computes for seconds on each of sixty looks, and a limit that ends it ends Playwright
 def test_no_page_scrolls_sideways_and_axe_finds_nothing_wide_and_narrow_light_and_dark(
     live: System, stocked: Stock, visits: Visits
 ) -> None:
