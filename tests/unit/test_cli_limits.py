@@ -106,11 +106,18 @@ def test_a_limit_is_shown_with_its_most_waited_for_keys(run: Run, store: Store, 
         ["shop:8", "1 of 2", "0"],
     ]
     code, out, said = run("limits", "show", "shop:{shop}", "-n", "1")
-    assert (len(rows(out.partition("\n\n")[2])), said) == (2, "1 more keys, for which fewer jobs wait: --limit\n")
+    assert (len(rows(out.partition("\n\n")[2])), said) == (
+        2,
+        "1 more keys, for which fewer jobs wait: use --limit N to see more\n",
+    )
     assert run("limits", "show", "shop:{shop}", "-n", "0")[0] == 2
     declare(store, "shop:{shop}", 2, retired_at=store.now())
     retired = facts(run("limits", "show", "shop:{shop}")[1].partition("\n\n")[0])
     assert (retired["allows"], retired["declared"]) == ("any number", "2 at a time")
+    assert facts(run("limits", "show", "shop:7")[1])["retired"].endswith(": it limits nothing")
+    nothing = "; no app declares the limit any more, so it limits nothing\n"
+    assert run("limits", "set", "shop:7", "--concurrency", "3")[1] == f"shop:7 allows any number{nothing}"
+    assert run("limits", "pause", "shop:7")[1] == f"shop:7 is paused until somebody resumes it{nothing}"
 
 
 def test_a_key_is_set_and_reset(run: Run, store: Store, busy: object) -> None:
@@ -142,7 +149,7 @@ def test_a_key_is_paused_and_resumed(run: Run, store: Store, busy: object) -> No
     assert run("limits", "resume", "shop:7")[1] == "shop:7 was not paused\n"
 
     assert run("limits", "pause", "shop:{shop}")[1] == "shop:{shop} is paused until somebody resumes it\n"
-    whole = "shop:7 was not paused, but its limit is: tenure limits resume 'shop:{shop}'\n"
+    whole = "shop:7 was not paused; its limit is paused: tenure limits resume 'shop:{shop}'\n"
     assert run("limits", "resume", "shop:7")[1] == whole
 
 
@@ -151,7 +158,7 @@ def test_an_unknown_name_is_told_with_the_nearest(verb: str, run: Run, busy: obj
     more = ("--concurrency", "1") if verb == "set" else ()
     code, out, said = run("limits", verb, "render", *more)
     assert (code, out) == (2, "")
-    assert "no limit of this store has the name 'render' or such a key; did you mean 'renders'?" in said
+    assert "no limit of this store is named 'render', and none gives that key; did you mean 'renders'?" in said
 
 
 def test_sixty_columns_are_enough(store: Store, busy: object) -> None:

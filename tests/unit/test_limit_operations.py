@@ -256,6 +256,80 @@ def test_a_limit_that_is_retired_has_no_bounds(admin: Admin, store: Store) -> No
 
 
 @once
+@pytest.mark.parametrize(("limit", "key"), [(SHOP.limit, SHOP.key), (ALL.limit, ALL.key)])
+def test_a_pause_of_a_limit_is_told_of_a_key_that_no_job_has_used(
+    limit: str, key: str, admin: Admin, store: Store
+) -> None:
+    declare(store, limit, rate=Rate(60, 60.0, 6))
+    assert (admin.limits.key(key).pause, admin.limits.key(key).key.next_token) == (None, 0.0)
+
+    until = admin.limits.pause(limit, "10m", "too many 429")
+
+    found = admin.limits.key(key)
+    assert (found.key.paused_until, found.key.why, found.key.next_token) == (until, "too many 429", None)
+    assert found.pause is not None
+    assert found.pause.by is not None
+    assert (found.pause.name, found.pause.why, found.pause.by.who) == (limit, "too many 429", "ada")
+
+
+def test_a_paused_key_has_no_next_token(admin: Admin, store: Store) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, rate=Rate(60, 60.0, 1))
+    limited(store, number=2)
+    settle_waits(store)
+    began(store, worker)
+    settle_waits(store)
+    assert 0 < (admin.limits.key(SHOP.key).key.next_token or 0) <= 1
+    admin.limits.pause(SHOP.key)
+    found = admin.limits.key(SHOP.key).key
+    assert (found.next_token, found.tokens is None) == (None, False)
+
+
+@once
+def test_who_set_the_only_key_of_a_limit_is_told(admin: Admin, store: Store) -> None:
+    declare(store, ALL.limit, 5)
+    declare(store, SHOP.limit, 5)
+    for name in (ALL.limit, SHOP.limit, OTHER.key):
+        admin.limits.set(name, concurrency=2)
+
+    told = {name: admin.limits.key(name) for name in (ALL.key, OTHER.key, SHOP.key)}
+
+    assert {name: each.set for name, each in told.items()} == {
+        ALL.key: Bounds(2),
+        OTHER.key: Bounds(2),
+        SHOP.key: None,
+    }
+    assert [each.set_by and each.set_by.who for each in told.values()] == ["ada", "ada", None]
+
+
+@once
+def test_what_is_set_for_a_retired_limit_holds_once_it_is_declared_again(admin: Admin, store: Store) -> None:
+    declare(store, SHOP.limit, 1, retired_at=store.now())
+
+    assert [admin.limits.set(name, concurrency=3) for name in (SHOP.limit, SHOP.key)] == [Bounds(), Bounds()]
+    retired = "; no app declares the limit any more, so it limits nothing"
+    assert [admin.limits.besides(name) for name in (SHOP.limit, SHOP.key)] == [retired, retired]
+
+    declare(store, SHOP.limit, 1, retired_at=None)
+    assert admin.limits.bounds(SHOP.key) == Bounds(3)
+    assert admin.limits.besides(SHOP.key) == ""
+
+
+@once
+def test_what_stays_paused_is_told_of_a_limit_and_of_its_key(admin: Admin, store: Store) -> None:
+    declare(store, SHOP.limit, 1)
+    for name in (SHOP.key, OTHER.key, SHOP.limit):
+        admin.limits.pause(name)
+    limit = keys.command("resume", SHOP.limit)
+
+    assert admin.limits.resume(SHOP.key)
+    assert admin.limits.besides(SHOP.key) == f"; its limit is paused: {limit}"
+    assert admin.limits.resume(SHOP.limit)
+    one = f"; 1 of its keys is paused: see {keys.command('show', SHOP.limit)}"
+    assert (admin.limits.besides(SHOP.limit), admin.limits.besides(SHOP.key)) == (one, "")
+
+
+@once
 @pytest.mark.parametrize("impossible", ["", "shop:", "shop:" + "7" * 200, "shop:7\n"])
 def test_what_no_job_can_have_as_its_key_is_unknown(impossible: str, admin: Admin, store: Store) -> None:
     declare(store, SHOP.limit, 1)

@@ -83,7 +83,7 @@ def test_a_template_says_what_is_wrong_with_it(jobs: Tenure, template: Any, says
         ({"rate": "-1/1m"}, 'expected a number and a duration like "100/1m"'),
         ({"rate": 100}, 'expected a number and a duration like "100/1m"'),
         ({"rate": "100/1m", "burst": 0}, "burst: expected a whole number from 1 to 100"),
-        ({"rate": "100/1m", "burst": 101}, "burst: expected a whole number from 1 to 100"),
+        ({"rate": "100/1m", "burst": 101}, "from 1 to 100, the number of its rate, got 101"),
         ({"concurrency": 1, "burst": 2}, "burst is a part of a rate"),
     ],
 )
@@ -289,6 +289,12 @@ def test_a_test_ignores_limits_unless_it_asks_for_them(jobs: Tenure, shop: Task[
         assert ran == [0, 1, 2, 3]
 
 
+def test_a_key_is_read_and_changed_before_anything_ran(jobs: Tenure, shop: Task[..., Any]) -> None:
+    with jobs.testing(limits=True):
+        assert jobs.limits.status("shop:7").key.held == 0
+        jobs.limits.pause("shop:7")
+
+
 def test_a_snooze_with_a_limit_pauses_its_key(jobs: Tenure, shop: Task[..., Any], ran: list[int]) -> None:
     with jobs.testing(limits=True) as queue:
         first, second, other = shop.enqueue(7, 0), shop.enqueue(7, 1), shop.enqueue(8, 2)
@@ -381,7 +387,7 @@ def test_what_is_set_takes_the_place_of_what_is_declared(jobs: Tenure, queue: Te
 
 
 def test_what_is_asked_of_limits_says_what_is_wrong(jobs: Tenure, queue: TestQueue) -> None:
-    with pytest.raises(UnknownLimit, match=r"no limit of this store has the name 'github'.*known: 'shop:\{shop\}'"):
+    with pytest.raises(UnknownLimit, match=r"no limit of this store is named 'github'.*known: 'shop:\{shop\}'"):
         jobs.limits.pause("github")
     with pytest.raises(UnknownLimit, match="did you mean"):
         jobs.limits.status("shop:")

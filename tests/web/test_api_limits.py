@@ -118,7 +118,10 @@ def test_operators_pause_and_resume_them(api: Api, store: Store, jobs: list[str]
     assert api.get("/api/v1/limits/key", name="shop:7")["pause"]["name"] == SHOP.limit
     (other,) = [each for each in api.get("/api/v1/limits/keys")["keys"] if each["key"] == "shop:8"]
     assert (other["paused"], other["paused_until"]) == (True, None)
-    assert api.post("/api/v1/limits/resume", name=SHOP.limit) == {"changed": True, "says": "resumed"}
+    paused = "; 1 of its keys is paused: see tenure limits show 'shop:{shop}'"
+    assert api.post("/api/v1/limits/resume", name=SHOP.limit) == {"changed": True, "says": f"resumed{paused}"}
+    assert api.post("/api/v1/limits/resume", name=SHOP.limit)["says"] == f"it was not paused{paused}"
+    assert api.post("/api/v1/limits/resume", name="shop:7")["says"] == "resumed"
     assert api.post("/api/v1/limits/resume", name=SHOP.limit)["says"] == "it was not paused"
     acts = [(each["who"], each["action"], each["subject"]) for each in api.get("/api/v1/audit")["entries"]]
     assert acts[-2:] == [("ada", "limits.pause", SHOP.limit), ("ada", "limits.pause", "shop:7")]

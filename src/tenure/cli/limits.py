@@ -90,7 +90,7 @@ def show(name: Name, /, *, limit: Number = 20, shared: Shared = SHARED) -> int:
     if shared.json:
         show_json(_key_described(key))
         return 0
-    _show_key(key, now)
+    _show_key(key, status, now)
     return 0
 
 
@@ -110,7 +110,7 @@ def _show_limit(
     fixed = ("held", "waiting", "oldest", "token")
     table(("key", *fixed, "note"), rows, fixed=fixed, right=("held", "waiting", "oldest"), below="note")
     if len(usage.keys) > number:
-        print_error(f"{len(usage.keys) - number:,} more keys, for which fewer jobs wait: --limit")
+        print_error(f"{len(usage.keys) - number:,} more keys, for which fewer jobs wait: use --limit N to see more")
     if not usage.complete:
         print_error(_SOME)
     return 0
@@ -133,9 +133,11 @@ def _bounds(status: LimitStatus) -> list[tuple[str, str]]:
     if status.declared is not None and status.declared != status.bounds:
         said.append(("declared", allowed(status.declared)))
     said.append(("app", status.source or "none has declared it"))
-    if status.retired_at is not None:
-        said.append(("retired", f"{stamp(status.retired_at)}: it limits nothing"))
-    return said
+    return said + _retired(status)
+
+
+def _retired(status: LimitStatus) -> list[tuple[str, str]]:
+    return [] if status.retired_at is None else [("retired", f"{stamp(status.retired_at)}: it limits nothing")]
 
 
 def _paused(pause: Paused | None, now: datetime) -> list[tuple[str, str]]:
@@ -144,7 +146,7 @@ def _paused(pause: Paused | None, now: datetime) -> list[tuple[str, str]]:
     return [("paused", pause.told(now)), ("resume", command("resume", pause.name))]
 
 
-def _show_key(found: KeyStatus, now: datetime) -> None:
+def _show_key(found: KeyStatus, status: LimitStatus, now: datetime) -> None:
     key = found.key
     token = next_of(key)
     pairs(
@@ -153,6 +155,7 @@ def _show_key(found: KeyStatus, now: datetime) -> None:
             ("limit", key.limit),
             ("allows", allowed(key.bounds)),
             *([("set by", f"{found.set_by.who}, {stamp(found.set_by.at)}")] if found.set and found.set_by else []),
+            *_retired(status),
             *_paused(found.pause, now),
             ("places", f"{held_of(key)} held, {key.unbegun:,} of them not begun"),
             *(
@@ -209,11 +212,12 @@ def set_(
 ) -> int:
     """Replace the bounds that the code declares, also after a deploy; bounds that are not given stay.
 
-    Jobs that already run beyond them continue.
+    A new rate without a burst gets the default one, a tenth. Jobs that already run beyond the bounds continue.
     """
     with admin_of(shared) as admin:
         stands = admin.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
-    return print_result(shared, {"name": name, "bounds": plain(stands)}, f"{name} allows {allowed(stands)}")
+        words = f"{name} allows {allowed(stands)}{admin.limits.besides(name)}"
+    return print_result(shared, {"name": name, "bounds": plain(stands)}, words)
 
 
 @limits.command
@@ -238,18 +242,16 @@ def pause(
     """Give out no place of a key, or of any key of a limit; jobs that have one go on."""
     with admin_of(shared) as admin:
         until = admin.limits.pause(name, for_, why)
-        left = Paused(name, until, "", None).told(admin.now())
-    return print_result(shared, {"name": name, "paused_until": _until(until)}, f"{name} is paused {left}")
+        words = f"{name} is paused {Paused(name, until, '', None).told(admin.now())}{admin.limits.besides(name)}"
+    return print_result(shared, {"name": name, "paused_until": _until(until)}, words)
 
 
 @limits.command
 def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """End the pause of a key, or of a limit."""
+    """End the pause of a key, or of a limit; keys of a limit that are paused themselves stay so."""
     with admin_of(shared) as admin:
         changed = admin.limits.resume(name)
         template = admin.limits.limit_of(name)
         whole = _pause_of(admin.limits.get(template)) if name != template else None
-    words = f"{name} is resumed" if changed else f"{name} was not paused"
-    if whole is not None:
-        words += f", but its limit is: {command('resume', template)}"
+        words = f"{name} {'is resumed' if changed else 'was not paused'}{admin.limits.besides(name)}"
     return print_result(shared, {"name": name, "changed": changed, "limit_paused": whole is not None}, words)

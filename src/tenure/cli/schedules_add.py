@@ -184,7 +184,7 @@ def _refuse_others(stands: Schedule) -> None:
 
 
 def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = SHARED) -> int:
-    """Put an app's schedules into the store, as its workers do when they start.
+    """Put an app's schedules and limits into the store, as its workers do when they start.
 
     Parameters
     ----------

@@ -120,9 +120,9 @@ class Pausable(Protocol):
 class Snooze(Exception):
     """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
-    With `limit`, the key that this job's arguments give is paused: no job gets a place of it before that.
+    With `limit`, the key that this job's arguments give is paused: no job gets a place of it until then.
 
-    Example: `raise Snooze("10m", "market closed")`, or `raise Snooze(answer.retry_after, limit=github)`
+    Example: `raise Snooze("10m", "market closed")`, or `raise Snooze("30s", limit=github)`
     """
 
     def __init__(self, delay: Duration, reason: str = "", *, limit: Pausable | None = None) -> None:

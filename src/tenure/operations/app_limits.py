@@ -36,8 +36,8 @@ class WithLimits:
 
         Example: `per_shop = jobs.limit("shop:{shop}", concurrency=2)`, then `@jobs.task(limit=per_shop)` above a task
         with an argument `shop`: each shop has a key of its own. `rate="100/1m"`: in any minute at most 100 begin, at
-        most `burst` of them at once; by default a tenth, at least 1. Workers declare it when they start; without a
-        worker of this app nothing is limited. Raises InvalidOption.
+        most `burst` of them at once; by default a tenth, at least 1. It holds once a worker of this app has started, or
+        `jobs.declare()` was called. Raises InvalidOption.
         """
         return self._limits.add(declared_limit(self, template, concurrency, rate, burst))
 
@@ -69,7 +69,7 @@ class AppLimits:
     """Reads and changes limits and keys. Each name is a key, a template, or what `jobs.limit(…)` returned.
 
     Example: `jobs.limits.pause("shop:42", "10m", why="too many 429")`. The audit trail names the app. An unknown name
-    raises UnknownLimit: a limit is known once a worker of its app has started.
+    raises UnknownLimit: a limit is known once a worker of its app has started, or `jobs.declare()` was called.
     """
 
     def __init__(self, app: AppPort) -> None:
@@ -89,7 +89,10 @@ class AppLimits:
         await self._there(lambda limits: limits.pause(name_of(name), for_, why))
 
     def resume(self, name: str | Limit) -> bool:
-        """End the pause. False: it was not paused. Example: `jobs.limits.resume("shop:42")`"""
+        """End the pause. False: it was not paused. Example: `jobs.limits.resume("shop:42")`
+
+        The pause of a limit does not end those of its keys, such as a job makes that snoozes one.
+        """
         return self._here("resume").resume(name_of(name))
 
     async def aresume(self, name: str | Limit) -> bool:
@@ -106,7 +109,8 @@ class AppLimits:
     ) -> None:
         """Replace the bounds that the code declares for a key, or a limit, also after a deploy.
 
-        Bounds that are not given stay. Example: `jobs.limits.set("shop:42", concurrency=10)`. Raises InvalidOption.
+        Bounds that are not given stay; a new rate without a burst gets the default one, a tenth. Raises InvalidOption.
+        Example: `jobs.limits.set("shop:42", concurrency=10)`
         """
         self._here("set").set(name_of(name), concurrency=concurrency, rate=rate, burst=burst)
 
@@ -130,7 +134,10 @@ class AppLimits:
         return await self._there(lambda limits: limits.reset(name_of(name)))
 
     def status(self, key: str | Limit) -> KeyStatus:
-        """A key now: its places, the jobs that have them, the next token. Example: `jobs.limits.status("shop:42")`"""
+        """A key now: its places, the jobs that have them, the next token. Example: `jobs.limits.status("shop:42")`
+
+        Not a limit of many keys, of which `list()` tells: InvalidOption.
+        """
         return self._here("status").key(name_of(key))
 
     async def astatus(self, key: str | Limit) -> KeyStatus:

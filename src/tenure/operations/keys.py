@@ -165,7 +165,7 @@ def held_of(key: KeyView) -> str:
 
 def next_of(key: KeyView) -> str:
     """When its next token comes: "now", "in 400ms"; empty: it has no rate, no free place, or is paused."""
-    if key.next_token is None or key.paused_until is not None:
+    if key.next_token is None:
         return ""
     return "now" if key.next_token == 0 else f"in {spell(key.next_token)}"
 

@@ -14,7 +14,21 @@ from tenure.core.limits import Bounds, Rate
 from tenure.core.text import clean
 from tenure.errors import InvalidOption, UnknownLimit
 from tenure.operations.access import Access
-from tenure.operations.keys import PAUSED, SET, By, Paused, Usage, about, note_of, notes_of, oldest_of, pause_of, usage
+from tenure.operations.keys import (
+    PAUSED,
+    SET,
+    By,
+    Paused,
+    Sum,
+    Usage,
+    about,
+    command,
+    note_of,
+    notes_of,
+    oldest_of,
+    pause_of,
+    usage,
+)
 from tenure.ports import FOREVER, JobView, KeyView, LimitRow, Ring
 from tenure.schedules.releases import tries
 from tenure.tasks.limits import bounds_of, burst_of, gives, is_key, spelled
@@ -51,7 +65,7 @@ class KeyStatus:
     """A key, the first jobs that have a place of it, and the next that wait for one."""
 
     key: KeyView
-    set: Bounds | None  #: for this key alone
+    set: Bounds | None  #: for this key alone; of a limit without braces, for the limit
     set_by: By | None
     pause: Paused | None  #: its own, or that of its whole limit; None: it is not paused
     holders: tuple[JobView, ...]
@@ -108,8 +122,11 @@ class LimitReads:
     def bounds(self, name: str) -> Bounds:
         """What holds for a key, or for the keys of a limit. Raises UnknownLimit."""
         limit = self.limit_of(name)
-        row = next(iter(self._access.store.limits([name], keys=True)), None) if name != limit else None
-        return effective(row.set if row else None, self.get(limit).bounds)
+        status = self.get(limit)
+        if name == limit or status.retired_at is not None:
+            return status.bounds
+        row = next(iter(self._access.store.limits([name], keys=True)), None)
+        return effective(row.set if row else None, status.bounds)
 
     def oldest(self, found: Usage, keys: Iterable[KeyView]) -> dict[str, datetime]:
         """Since when a job waits for each of these keys, by the key."""
@@ -123,16 +140,35 @@ class LimitReads:
         store = self._access.store
         rows, views = store.limits([name], keys=True), store.keys([name])
         if not views:  # nothing has used it yet
-            bounds = self.get(limit).bounds
-            views = [KeyView(name, limit, bounds, 0, 0, 0, bounds.rate and float(bounds.rate.burst), None, None, "")]
+            views = [_unused(name, self.get(limit))]
+        if name == limit and not (rows and rows[0].set):  # its only key: what is set for it is set for the limit
+            rows = store.limits([limit])
         return KeyStatus(
             key=views[0],
             set=rows[0].set if rows else None,
-            set_by=note_of(store, SET, name, key=True),
+            set_by=note_of(store, SET, name, key=rows[0].key) if rows and rows[0].set else None,
             pause=pause_of(store, views[0]),
             holders=tuple(self.holders(name)),
             parked=tuple(map(self._access.redacted, store.parked(name, limit=SHOWN))),
         )
+
+    def besides(self, name: str) -> str:
+        """What keeps a change of this key or limit from having its effect; empty: nothing does. Raises UnknownLimit.
+
+        Example: `f"shop:42 is resumed{admin.limits.besides('shop:42')}"`
+        """
+        limit = self.limit_of(name)
+        status = self.get(limit)
+        if status.retired_at is not None:
+            return "; no app declares the limit any more, so it limits nothing"
+        if name != limit:
+            return "" if status.paused_until is None else f"; its limit is paused: {command('resume', limit)}"
+        if not status.keyed or status.paused_until is not None:
+            return ""
+        paused = self.usage(limit).sums.get(limit, Sum()).paused
+        if not paused:
+            return ""
+        return f"; {paused:,} of its keys {'is' if paused == 1 else 'are'} paused: see {command('show', limit)}"
 
     def limit_of(self, name: str) -> str:
         """The limit that this is the name of, or that this is a key of. Raises UnknownLimit, InvalidOption."""
@@ -158,8 +194,8 @@ class LimitReads:
         near = difflib.get_close_matches(name, known, n=3)
         which = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_listed(known)}."
         return UnknownLimit(
-            f"no limit of this store has the name {name!r} or such a key; {which} A limit is known once a worker of "
-            "its app has started"
+            f"no limit of this store is named {name!r}, and none gives that key; {which} A limit is known once a "
+            "worker of its app has started, or jobs.declare() was called"
         )
 
     def _status(self, row: LimitRow, sets: Mapping[str, By], pauses: Mapping[str, By]) -> LimitStatus:
@@ -221,7 +257,8 @@ class Limits(LimitReads):
     ) -> Bounds:
         """Replace the declared bounds of a key, or a limit. Bounds that are not given stay.
 
-        Returns what holds now. Jobs that already run beyond it continue. Raises UnknownLimit, InvalidOption.
+        A new rate without a burst gets the default one, a tenth. Returns what holds now: no bounds, if no app declares
+        the limit any more. Jobs that already run beyond it continue. Raises UnknownLimit, InvalidOption.
         """
         limit = self.limit_of(name)
         if concurrency is None and rate is None and burst is None:
@@ -235,13 +272,13 @@ class Limits(LimitReads):
             self._change(name, limit, set=stands)
             self._record(SET, name, limit, by=True)
             said.append(spelled(stands))
-        return effective(stands, self._bounds(limit))
+        return self.bounds(name)
 
     def _with_burst(self, name: str, limit: str, burst: int) -> Rate:
         row = self._row(name, key=True) if name != limit else None
         rate = effective(row.set if row else None, self._bounds(limit)).rate
         if rate is None:
-            raise InvalidOption(f'limit {name!r}: burst: it has no rate; give rate="100/1m" too')
+            raise InvalidOption(f"limit {name!r}: burst: it has no rate; give a rate too, like 100/1m")
         return rate._replace(burst=burst_of(f"limit {name!r}", burst, rate.most))
 
     def reset(self, name: str) -> bool:
@@ -296,6 +333,14 @@ def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
         next((each.concurrency for each in known if each.concurrency is not None), None),
         next((each.rate for each in known if each.rate is not None), None),
     )
+
+
+def _unused(name: str, limit: LimitStatus) -> KeyView:
+    """A key that no job has used yet."""
+    rate, until = limit.bounds.rate, limit.paused_until if limit.retired_at is None else None
+    next_token = None if rate is None or until is not None else 0.0
+    why = "" if until is None else limit.why
+    return KeyView(name, limit.name, limit.bounds, 0, 0, 0, rate and float(rate.burst), next_token, until, why)
 
 
 def _text(name: object) -> str:

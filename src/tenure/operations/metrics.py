@@ -97,7 +97,7 @@ METRICS = {
             "store",
             "How long the job that gets the next place of a key has waited, or an older one.",
         ),
-        Metric("tenure_key_paused", "gauge", _KEY, "store", "1 while no job of this key may begin."),
+        Metric("tenure_key_paused", "gauge", _KEY, "store", "1 while no job gets a place of this key."),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
         Metric("tenure_incidents", "gauge", ("kind",), "store", "Open incidents, by kind of problem."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),

@@ -70,7 +70,8 @@ class KeyView(NamedTuple):
     unbegun: int  #: of these, queued
     waiting: int  #: parked under it, counted up to `most`
     tokens: float | None  #: None: it has no rate
-    next_token: float | None  #: seconds until it has room for one more begin; 0: now
+    #: Seconds until its rate allows one more to begin; 0: now. None: it has no rate, is paused, or no place is free.
+    next_token: float | None
     paused_until: float | None
     why: str  #: of the pause
 
@@ -130,8 +131,9 @@ class LimitStore(LimitReads, Protocol):
         """queued → waiting: takes back unused places, at most `limit`.
 
         They are those of jobs whose queue is paused or has no live worker, and those that have not begun for 30 s
-        while a job of another queue, which a worker serves, is parked under the same key. Such a queue comes last
-        under that key for a while. Also stores asks for the keys under which jobs of a queue that is served again are
+        while a job of another queue, which a worker serves, is parked under the same key; for suspects and isolated
+        jobs it is 5 s, and any other job of their own queue counts too. Such jobs come last under that key for a
+        while. Also stores asks for the keys under which jobs of a queue that is served again are
         parked, and forgets at most `limit` unused keys, once no begin and no pause of them counts any more.
         """
         ...

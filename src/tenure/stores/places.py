@@ -71,6 +71,10 @@ class State:
             return 0
         return room(self.bounds, self.bucket, held=self.count.held, unbegun=self.count.unbegun)
 
+    def slow(self, now: float) -> Lane | None:
+        """The lane that comes last. Not for longer than it may, whatever became of the clock."""
+        return self.slow_lane if 0 < self.slow_until - now <= UNBEGUN_SECONDS else None
+
     def take(self) -> None:
         self.count.held += 1
         self.count.unbegun += 1
@@ -189,7 +193,7 @@ def dues(states: Iterable[State], keys: Container[str], now: float) -> dict[str,
 
 
 def key_view(state: State, *, waiting: int, why: str, now: float) -> KeyView:
-    due = state.due(now)
+    due = None if state.bucket is None or state.paused_until is not None else state.due(now)
     return KeyView(
         key=state.key.key,
         limit=state.key.limit,
@@ -198,7 +202,7 @@ def key_view(state: State, *, waiting: int, why: str, now: float) -> KeyView:
         unbegun=state.count.unbegun,
         waiting=waiting,
         tokens=None if state.bucket is None else state.bucket.tokens,
-        next_token=None if state.bucket is None or due is None else max(0.0, due - now),
+        next_token=None if due is None else max(0.0, due - now),
         paused_until=state.paused_until,
         why=why,
     )

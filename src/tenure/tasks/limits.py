@@ -36,6 +36,7 @@ from tenure.tasks.placeholders import Placeholder
 MOST_CHARACTERS = 200  #: of a template, and of a key
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@-]*")
+_WITHOUT = "or enqueue it without: task.using(limit=())"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _RATE = re.compile(r"\s*(\d{1,9})\s*/\s*(\S.*?)\s*", re.ASCII)
 _SCALARS = (str, int, UUID, date, time, Decimal, Enum)
@@ -152,8 +153,9 @@ def bounds_of(what: str, concurrency: object, rate: object, burst: object) -> Bo
     """What these options allow; None: any number. Raises InvalidOption."""
     if burst is not None and rate is None:
         raise InvalidOption(f'{what}: burst is a part of a rate: give rate="100/1m" too')
+    pauses = "; to stop a key, pause it" if concurrency == 0 else ""
     return Bounds(
-        None if concurrency is None else _count(concurrency, f"{what}: concurrency", 1_000_000),
+        None if concurrency is None else _count(concurrency, f"{what}: concurrency", 1_000_000, advice=pauses),
         None if rate is None else _rate(what, rate, burst),
     )
 
@@ -170,13 +172,13 @@ def _rate(what: str, given: object, burst: object) -> Rate:
 
 def burst_of(what: str, given: object, most: int) -> int:
     """How many of a rate may begin at once. Raises InvalidOption."""
-    return _count(given, f"{what}: burst", most)
+    return _count(given, f"{what}: burst", most, of=", the number of its rate")
 
 
-def _count(given: object, what: str, most: int) -> int:
+def _count(given: object, what: str, most: int, *, of: str = "", advice: str = "") -> int:
     if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= most:
         return given
-    raise InvalidOption(f"{what}: expected a whole number from 1 to {most:,}, got {given!r}")
+    raise InvalidOption(f"{what}: expected a whole number from 1 to {most:,}{of}, got {given!r}{advice}")
 
 
 def spelled(bounds: Bounds) -> str:
@@ -271,11 +273,13 @@ def _text(value: Any, what: str, template: str) -> str:
             return value
         case str():
             got = "one with a control character" if value else "an empty one"
-            raise InvalidArguments(f"{what}: the limit {template!r} makes a key of it: expected a text, got {got}")
+            raise InvalidArguments(
+                f"{what}: the limit {template!r} makes a key of it: expected a text, got {got}; {_WITHOUT}"
+            )
         case _:
             raise InvalidArguments(
                 f"{what}: the limit {template!r} makes a key of it: expected a text or a whole number, got "
-                f"{_kind(value)}"
+                f"{_kind(value)}; {_WITHOUT}"
             )
 
 
@@ -315,7 +319,10 @@ def limits_of(what: str, app: object, given: object) -> tuple[Limit, ...]:
         if not isinstance(each, Limit):
             raise InvalidOption(f"{what}: limit: expected jobs.limit(…), or several, got {each!r:.80}")
         if each.app is not app:
-            raise InvalidOption(f"{what}: limit: {each!r} belongs to another app, which alone declares it")
+            raise InvalidOption(
+                f"{what}: limit: {each!r} belongs to another app, which alone declares it: declare one with this "
+                "app's jobs.limit(…)"
+            )
     if len(set(listed)) < len(listed):
         raise InvalidOption(f"{what}: limit: one is given twice: {', '.join(each.template for each in listed)}")
     if len(listed) > MOST_KEYS:
@@ -340,7 +347,8 @@ def check_limits(task: str, limits: Iterable[Limit], arguments: Arguments) -> No
             if not any(map(_keyed, _parts(arguments.kind_of(name)))):
                 raise InvalidOption(
                     f"{task}: limit {limit.template!r}: a key can't be made of {name!r}: expected an argument that is "
-                    f"a text, a whole number, a UUID, a date or an Enum; it takes {arguments}"
+                    "a text, a whole number, a Decimal, a UUID, a date, a time, an Enum or a Literal; it takes "
+                    f"{arguments}"
                 )
 
 

@@ -17,11 +17,15 @@ LEASE = 60.0
 class Owner:
     """Registers a worker of this program, and another one when it was declared dead: no id is used again."""
 
-    def __init__(self, store: Store, clock: Clock, program: Program, elsewhere: Collection[str]) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, program: Program, elsewhere: Collection[str], *, limits: bool
+    ) -> None:
         self._store, self._clock, self._program, self._elsewhere = store, clock, program, elsewhere
         self._served, self._declared = frozenset[str](), list[LimitRow]()
         self._number = 0
         self.start()
+        if limits:
+            self.limit(frozenset())
 
     def start(self) -> None:
         """Register a new worker."""

@@ -106,7 +106,7 @@ class TestQueue(Listing):
         self._limits = limits
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
-        self._me = Owner(self._store, clock.clock, self._program, self._elsewhere)
+        self._me = Owner(self._store, clock.clock, self._program, self._elsewhere, limits=limits)
 
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.

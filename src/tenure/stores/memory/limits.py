@@ -69,7 +69,7 @@ class MemoryLimits(MemoryBase):
         lane = _lane(row.view)
         if lane.queue not in served:
             return True
-        if (self.now() - row.view.run_at).total_seconds() < lane.patience:
+        if abs((self.now() - row.view.run_at).total_seconds()) < lane.patience:  # the clock may have been set back
             return False
         names = {key.key for key in row.view.limits}
         others = (each.view for each in self._rows() if each.view.queue in served and _lane(each.view) != lane)
@@ -181,8 +181,9 @@ class MemoryLimits(MemoryBase):
         waiting = self._next(key.key)
         self._known.idle |= {(each.queue, key) for each in waiting if each.queue not in served}
         waiting = [each for each in waiting if each.queue in served]
-        if mine.slow_until > self._clock.unix():
-            waiting.sort(key=lambda each: each.lane == mine.slow_lane)
+        slow = mine.slow(self._clock.unix())
+        if slow is not None:
+            waiting.sort(key=lambda each: each.lane == slow)
         found = list(islice(waiting, most if room is None else min(room, most)))
         done = serve(key, found, state)
         for job_id, other in done.moved:

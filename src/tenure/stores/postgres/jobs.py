@@ -49,6 +49,7 @@ from tenure.stores.postgres.drafts import (
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
 from tenure.stores.postgres.server import Connection, Server, Transaction
+from tenure.stores.postgres.serving import forget_idle
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,
@@ -246,12 +247,6 @@ PRUNE_FLOWS = """
     DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
-PRUNE_IDLE = """
-    DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.idle_keys AS i
-        WHERE NOT EXISTS (SELECT FROM @.jobs AS j WHERE j.parked = i.key AND (j.queue || '') = i.queue)
-        LIMIT %s FOR UPDATE SKIP LOCKED))"""
-
 PRUNE_WORKERS = "DELETE FROM @.workers WHERE died_at < @now - interval '1 day'"
 
 
@@ -318,7 +313,8 @@ class PostgresJobs(PostgresBase):
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
         check_drafts([draft])
-        rows = yield from self._server.on_loop(ENQUEUE_ONE, facts_of(draft))
+        plain = not draft.limits and not draft.links  # the statement stores neither
+        rows = (yield from self._server.on_loop(ENQUEUE_ONE, facts_of(draft))) if plain else None
         return Enqueued(draft.id, True, State(rows[0][0])) if rows else None  # `enqueue` finds the job that stands
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
@@ -394,7 +390,7 @@ class PostgresJobs(PostgresBase):
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
         self._prune_flows(keep, limit)
-        self._server.run(lambda connection: connection.execute(self._sql(PRUNE_IDLE), (limit,)))
+        self._locking(lambda connection: forget_idle(connection, self._sql, limit))
         return gone
 
     def _prune_flows(self, keep: float, limit: int) -> None:

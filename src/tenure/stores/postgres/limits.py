@@ -30,8 +30,8 @@ START = ("", "00000000-0000-0000-0000-000000000000")
 UNBEGUN = f"""
     WITH served AS MATERIALIZED (SELECT {SERVED} AS names)
     SELECT p.key, p.job_id::text, j.queue, j.solo, j.queue <> ALL (served.names),
-        p.admitted_at <= @now - CASE WHEN j.solo THEN interval '{SUSPECT_SECONDS} seconds'
-            ELSE interval '{UNBEGUN_SECONDS} seconds' END AND EXISTS (
+        abs(date_part('epoch', @now - p.admitted_at)) >= CASE WHEN j.solo THEN {SUSPECT_SECONDS}
+            ELSE {UNBEGUN_SECONDS} END AND EXISTS (
             SELECT FROM unnest(served.names) AS q (name) CROSS JOIN (VALUES (false), (true)) AS s (solo)
             CROSS JOIN LATERAL (
                 SELECT FROM @.jobs WHERE parked = p.key AND queue = q.name AND solo = s.solo LIMIT 1) AS w
@@ -49,6 +49,7 @@ FORGET = f"""
         DELETE FROM @.limit_keys WHERE ctid = ANY (ARRAY (
             SELECT ctid FROM @.limit_keys
             WHERE greatest(full_at, slow_until, 0) <= (SELECT at FROM now) AND due IS NULL
+                AND NOT EXISTS (SELECT FROM @.key_asks AS a WHERE a.key = limit_keys.key)
             ORDER BY greatest(full_at, slow_until, 0) LIMIT %s FOR UPDATE SKIP LOCKED))
         RETURNING 1), past AS (
         DELETE FROM @.limits WHERE ctid = ANY (ARRAY (
@@ -168,7 +169,8 @@ class PostgresLimits(PostgresBase):
         if more:
             found = found[: next(n for n, row in enumerate(found) if row[1] == ids[limit])]
         whole = len(found) < PLACES_AT_ONCE and not more
-        self._unbegun_from = START if whole else (found[-1][0], found[-1][1])
+        if whole or found:  # else the first of them is one of those that are left for the next call
+            self._unbegun_from = START if whole else (found[-1][0], found[-1][1])
         slow = {row[0]: Lane(row[2], row[3]) for row in unused if row[5] and row[1] in taken}
         ((forgotten, awake),) = self._server.fetch(FORGET, limit, limit)
         more = more or forgotten >= limit

@@ -32,7 +32,6 @@ _SERVING = 0x54454E56  # next to the lock of a migration
 WAIT_MS = 500  #: for the lock: its holder does what we would do
 IDLE_MS = 5_000  #: after which the server ends a session that stopped while it had the lock
 KEYS_AT_ONCE = 200  #: of one limit
-MOST_QUEUES = 1_000  #: of one key
 
 #: The queues that are not paused, and that a live worker serves.
 SERVED = """ARRAY (
@@ -56,13 +55,13 @@ TAKE = f"""
             ORDER BY due_found_at LIMIT %(most)s)) AS a"""
 
 #: The queues in which jobs are parked under a key: one look-up in the index for each.
-_LANES = f"""ARRAY (
+_LANES = """ARRAY (
         WITH RECURSIVE lanes AS (
             (SELECT queue FROM @.jobs WHERE parked = a.key ORDER BY queue LIMIT 1)
             UNION ALL
             SELECT (SELECT queue FROM @.jobs WHERE parked = a.key AND queue > lanes.queue ORDER BY queue LIMIT 1)
             FROM lanes WHERE lanes.queue IS NOT NULL)
-        SELECT queue FROM lanes WHERE queue IS NOT NULL LIMIT {MOST_QUEUES})"""
+        SELECT queue FROM lanes WHERE queue IS NOT NULL)"""
 SETTINGS = """
     SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_solo, s.slow_until,
         s.key IS NOT NULL
@@ -132,6 +131,11 @@ KEEP = """
 PASSED_OVER = """
     INSERT INTO @.idle_keys (queue, key, limit_name) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])
     ON CONFLICT DO NOTHING"""
+FORGET_IDLE = """
+    DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.idle_keys AS i
+        WHERE NOT EXISTS (SELECT FROM @.jobs AS j WHERE j.parked = i.key AND (j.queue || '') = i.queue)
+        LIMIT %s FOR UPDATE SKIP LOCKED))"""
 ASK = """
     INSERT INTO @.key_asks (key, limit_name, what, at) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[],
         %s::float8[]) RETURNING seq"""
@@ -356,7 +360,7 @@ class Serving:
         if not wants:
             return {}
         states = [self._states[key] for key in wants]
-        slow = [each.slow_lane if each.slow_until > self._now else None for each in states]
+        slow = [each.slow(self._now) for each in states]
         queues_of_slow, solo_of_slow = [each and each.queue for each in slow], [each and each.solo for each in slow]
         found: defaultdict[str, list[Candidate]] = defaultdict(list)
         for key, job_id, rank, due, queue, keys, expired, solo in self._rows(
@@ -381,3 +385,9 @@ class Serving:
 def lock(connection: Connection, sql: Sql) -> None:
     """No other transaction gives places until this one ends. Raises psycopg's LockNotAvailable after a moment."""
     connection.execute(sql(LOCK))
+
+
+def forget_idle(connection: Connection, sql: Sql, limit: int) -> None:
+    """Forget idle queues that have nothing parked. Under the lock: `admit` may just pass over the next job of one."""
+    lock(connection, sql)
+    connection.execute(sql(FORGET_IDLE), (limit,))

@@ -25,6 +25,8 @@ SOLO = "\0solo"  #: ends the name of a lane of suspects
 class RedisLimits(RedisBase):
     """The verbs of `LimitStore`."""
 
+    _lanes_from = "0"
+
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         check_limit_rows(rows)
         written = [
@@ -41,14 +43,15 @@ class RedisLimits(RedisBase):
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         asked, more = map(bool, self._server.call("idle", MOST))
-        lanes: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
+        unbegun = f"{self._server.prefix}unbegun_of"  # a call looks at some of its lanes, the next one goes on
+        self._lanes_from, lanes = self._server.run("SSCAN", unbegun, self._lanes_from, "COUNT", STEPS)
         left = limit
         for lane in lanes:
             if left > 0:
                 patience = Lane(lane.removesuffix(SOLO), lane.endswith(SOLO)).patience
                 number, rest = self._server.call("withdraw", lane, min(left, MOST), millis(patience))
                 left, more = left - number, more or bool(rest)
-        return Withdrawn(limit - left, asked or left < limit, more or len(lanes) == STEPS)
+        return Withdrawn(limit - left, asked or left < limit, more)
 
     def give(self, found: Admitted, limit: int) -> Admitted:
         """Give places to the jobs that are parked under keys, after `admit` has dealt with the others."""

@@ -196,6 +196,8 @@ class SqliteJobs(SqliteBase):
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
         yield from ()
+        if draft.limits or draft.links:
+            return None
         (row,) = steps.rows_of([draft], self._now())
         return steps.created(row) if self._file.change_at_once(steps.INSERT, row) else None  # or its id or key is taken
 

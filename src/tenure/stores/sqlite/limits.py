@@ -176,7 +176,7 @@ def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int)
     for key, job_id, queue, solo, admitted_at in fetch(connection, _UNBEGUN):
         lane = Lane(queue, bool(solo))
         if queue in served:
-            if admitted_at > now - lane.patience * 1000:
+            if abs(now - admitted_at) < lane.patience * 1000:  # the clock may have been set back
                 continue
             if (key, lane) not in waits:
                 waits[key, lane] = _another_waits(connection, key, lane, served)

@@ -255,7 +255,7 @@ class Serving:
         looked, asks, moved = 0, set[Key](), list[tuple[str, str]]()
         for key, want in wants.items():
             mine = self._states[key]
-            slow = mine.slow_lane if mine.slow_until > self._now else None
+            slow = mine.slow(self._now)
             found = parked.get(key.key, [])
             if slow is not None:
                 found.sort(key=lambda job: job.lane == slow)

@@ -17,7 +17,7 @@ from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.reads import view_of
-from tenure.stores.sqlite.steps import cancel, enqueue_one, rows_of
+from tenure.stores.sqlite.steps import cancel, enqueue_one, limit, rows_of
 
 _OWNER_ALIVE = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
 
@@ -95,8 +95,7 @@ class SqliteSchedules(SqliteBase):
             if stands not in (old, new):
                 return Swapped(False, stands)
             if stands == old != new:
-                for row in rows:
-                    enqueue_one(connection, row)
+                limit(connection, drafts, [enqueue_one(connection, row) for row in rows])
             if new is None:
                 connection.execute("DELETE FROM notes WHERE key = ?", (key,))
             else:
@@ -182,6 +181,7 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     follow: dict[str | None, str] = {}
     for draft, row in zip(wanted.drafts, rows_of(wanted.drafts, now), strict=True):
         made = enqueue_one(connection, row)
+        limit(connection, [draft], [made])
         follow[draft.id] = made.id
         if wanted.owner is not None and made.created:
             connection.execute(

@@ -24,7 +24,7 @@ from tenure.stores.rules import (
     too_late,
 )
 from tenure.stores.sqlite import links, places, steps
-from tenure.stores.sqlite.base import instant
+from tenure.stores.sqlite.base import instant, millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.limits import SqliteLimits
 from tenure.stores.sqlite.wait_reads import SqliteWaitReads
@@ -45,7 +45,7 @@ _MINE = f"""
     SELECT e.parent FROM edges AS e JOIN jobs AS p ON p.id = e.parent
     WHERE e.child = ? AND e.parent > ? AND e.mine AND p.state IN {links.LIVE_STATES} ORDER BY e.parent LIMIT ?"""
 _ADMIT = """
-    UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, expires_at = expires_at + :due - run_at,
+    UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, due_at = NULL, expires_at = expires_at + :due - run_at,
         state = :state WHERE id = :id AND state = 'waiting' AND parked IS NULL"""
 _SIGNALLED = """
     SELECT wait_for IS NULL OR wait_until <= :now OR EXISTS (
@@ -76,9 +76,9 @@ class SqliteWaiting(SqliteWaitReads, SqliteLimits):
             return Admitted({}, next_due=next_due or None)  # a write would cost an fsync
 
         def step(connection: apsw.Connection) -> tuple[_Admission, bool, float | None]:
-            moment = self.now()
+            moment = self.now()  # one for all: what is due now is also over
             served = places.served(connection, self._boot(), self._clock.boot_id)
-            done = _Admission(connection, self._now(), places.Serving(connection, moment, served))
+            done = _Admission(connection, millis(moment), places.Serving(connection, moment, served))
             rest = done.work(limit)
             if limited:
                 done.keys.work(rest)

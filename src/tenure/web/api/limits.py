@@ -79,12 +79,13 @@ def pause_limit(caller: Operator, how: models.PauseLimit) -> Changed:
     """No job gets a place of this key, or of any key of this limit; those that have one go on."""
     caller.admin.limits.pause(how.name, how.length, how.why)
     caller.site.acted()
-    return Changed(changed=True, says="paused")
+    return Changed(changed=True, says="paused" + caller.admin.limits.besides(how.name))
 
 
 @router.post("/resume", responses=can(404))
 def resume_limit(caller: Operator, what: models.Named) -> Changed:
-    """End the pause of a key, or of a limit."""
+    """End the pause of a key, or of a limit; keys of a limit that are paused themselves stay so."""
     changed = caller.admin.limits.resume(what.name)
     caller.site.acted()
-    return Changed(changed=changed, says="resumed" if changed else "it was not paused")
+    says = "resumed" if changed else "it was not paused"
+    return Changed(changed=changed, says=says + caller.admin.limits.besides(what.name))

@@ -112,7 +112,8 @@ class Key(Model):
     waiting: int = Field(description="Jobs that wait for a place of it; counted up to 10,000.")
     tokens: float | None = Field(description="Null: it has no rate.")
     next_token: float | None = Field(
-        description="Seconds until one more may begin; null: it has no rate, or no place is free, too."
+        description="Seconds until its rate allows one more to begin; null: it has no rate, is paused, or no place "
+        "is free."
     )
     paused: bool
     paused_until: At | None = Field(description="Null: it is not paused, or until somebody resumes it.")
@@ -152,7 +153,7 @@ class Holder(Model):
 
 class KeyDetail(Model):
     key: Key
-    set: Allowed | None = Field(description="For this key alone.")
+    set: Allowed | None = Field(description="For this key alone; of a limit without braces, for the limit.")
     set_by: By | None
     pause: Pause | None = Field(description="Its own, or that of its whole limit.")
     holders: list[Holder] = Field(description="The jobs that have its places, the first admitted first; at most 20.")
@@ -175,7 +176,7 @@ class Named(Model):
 
 
 class SetLimit(Named):
-    """Bounds that are not given stay."""
+    """Bounds that are not given stay; a new rate without a burst gets the default one, a tenth."""
 
     concurrency: int | None = Field(None, ge=1, le=1_000_000, strict=True)
     rate: str | None = Field(None, description="At most n begin in a period.", examples=["100/1m"], max_length=50)

@@ -125,7 +125,7 @@ def _row(
 def _token(key: KeyView, now: datetime) -> Token | None:
     if key.tokens is None or key.bounds.rate is None:
         return None
-    left = 0.0 if key.paused_until is not None or key.next_token is None else key.next_token
+    left = key.next_token or 0.0
     at = (now + timedelta(seconds=left)).replace(microsecond=0) if left >= 1 else None  # the same at each read
     return Token(max(int(key.tokens), 0), key.bounds.rate.burst, 0 < left < 1, at)
 
@@ -161,7 +161,7 @@ def look_at_one(view: View) -> Mapping[str, Any]:
     found: KeyStatus = memo.get(("key", name), lambda: reads.key(name), fresh=0.3)
     at = memo.get("now", view.admin.now, fresh=0.3)
     row = _row(found.key, at, found.holders, {}, {})
-    changed = {} if name == template else {"set": found.set, "set_by": found.set_by}
+    changed = {"set": found.set, "set_by": found.set_by}
     return {**shown, **changed, "bounds": found.key.bounds, "pause": found.pause, "one": row, "next": found.parked}
 
 
@@ -171,20 +171,22 @@ def look_at_one(view: View) -> Mapping[str, Any]:
 def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = form.get("name", "")
     view.admin.limits.pause(name, form.get("for", "").strip() or None, form.get("why", ""))
-    return f"{name} is paused: its jobs that have a place go on, no other gets one.", back(form, "/limits")
+    says = f"{name} is paused: its jobs that have a place go on, no other gets one{view.admin.limits.besides(name)}."
+    return says, back(form, "/limits")
 
 
 def _resume(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = form.get("name", "")
     resumed = view.admin.limits.resume(name)
-    return f"{name} {'is resumed' if resumed else 'was not paused'}.", back(form, "/limits")
+    says = f"{name} {'is resumed' if resumed else 'was not paused'}{view.admin.limits.besides(name)}."
+    return says, back(form, "/limits")
 
 
 def _set(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name, rate = form.get("name", ""), form.get("rate", "").strip() or None
     concurrency, burst = _number(form, "concurrency"), _number(form, "burst")
     bounds = view.admin.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
-    return f"{name} allows {allowed(bounds)}.", back(form, "/limits")
+    return f"{name} allows {allowed(bounds)}{view.admin.limits.besides(name)}.", back(form, "/limits")
 
 
 def _number(form: Mapping[str, str], name: str) -> int | None:

@@ -44,10 +44,11 @@ local function known_of(key, limit)
   if #told > 0 then redis.call('LTRIM', begun, #told, -1) end
   if #told == 1000 then keys.look(key) end
   for n, at in ipairs(told) do told[n] = at / 1000 end
+  local slow_until = tonumber(f[5] or nil) or 0
   known[key] = {
     held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
     bucket = f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, told = told, due = f[6],
-    slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4], states = {},
+    slow = slow_until > now and slow_until <= now + 30000 and f[4], states = {}, -- however the clock was set
   }
   return known[key]
 end

@@ -32,6 +32,11 @@ end
 local til, at = '+inf', 0
 if serving then til, at = now - patience, tonumber(redis.call('HGET', cursor, lane) or 0) end
 local some = redis.call('ZRANGEBYSCORE', lot, '-inf', til, 'LIMIT', at, most)
+if serving and #some < most then -- admitted before the clock was set back
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', lot, now + patience, '+inf', 'LIMIT', 0, most - #some)) do
+    some[#some + 1] = id
+  end
+end
 for _, id in ipairs(some) do
   local j = read(id)
   if not j or j.state ~= 'queued' then
