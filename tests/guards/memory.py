@@ -162,11 +162,12 @@ TABLE = Table(
         Guard("a place that is not begun for long goes to a queue that waits", LIMITS, "return bool(names & wait)", "return False"),
         Guard("a place that nobody else waits for is left", LIMITS, "return bool(names & wait)", "return True"),
         Guard("a suspect's place goes to another job of its key", PLACES, "SUSPECT_SECONDS if self.solo else UNBEGUN_SECONDS", "UNBEGUN_SECONDS"),
-        Guard("a slow queue comes last", LIMITS, "if mine.slow_until > self._clock.unix():", "if False:"),
+        Guard("a slow queue comes last", LIMITS, "slow = mine.slow(self._clock.unix())", "slow = None"),
         Guard("a job that expires while it is parked is cancelled", BASE, "until = view.expires_at if view.attempt == 0 else None", "until = None"),
         Guard("no job with limits is admitted beside a worker that knows none", WAITING, "limited = not self.outdated()", "limited = True"),
     ),
     absent={
+        "a job has its limits however it is stored": "there is one way",
         "an end frees the places of its job": "places are counted from the states of the jobs",
         "a parked job that is locked keeps the ask of its key": ONE_STEP,
         "of two that give places one counts after the other": ONE_STEP,

@@ -154,6 +154,7 @@ PROMISES = {
     "a suspect's place goes to another job of its key": _in("limits", "a_suspects_place_that_has_not_begun_goes_to_another_job_of_its_key"),
     "a slow queue comes last": _in("limits", "a_place_that_has_not_begun_for_long_goes_to_another_queue_that_waits"),
     "a job that expires while it is parked is cancelled": _in("limits", "a_job_that_expires_while_it_waits_for_a_place_is_cancelled"),
+    "a job has its limits however it is stored": _in("limit_faults", "however_a_job_is_stored_it_needs_its_places"),
     "no job with limits is admitted beside a worker that knows none": _in("limits", "an_older_worker_stops_limited_jobs_and_no_others"),
     "of two that give places one counts after the other": _in("limit_races", "two_that_admit_never_give_one_place_twice", "keys_in_either_order_hold_up_nobody"),
     "a parked job that is locked keeps the ask of its key": "unit/test_postgres_limits.py",

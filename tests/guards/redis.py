@@ -200,6 +200,7 @@ TABLE = Table(
         Guard("no job with limits is admitted beside a worker that knows none", GIVE, "if #outdated(tonumber(ARGV[2])) > 0 then", "if false then"),
     ),
     absent={
+        "a job has its limits however it is stored": "every way is one script",
         "a parked job that is locked keeps the ask of its key": ONE_STEP,
         "of two that give places one counts after the other": ONE_STEP,
         "of two admitters each takes what the other has not": ONE_STEP,

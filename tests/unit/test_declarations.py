@@ -285,6 +285,14 @@ def test_a_tick_says_when_its_job_is_due_and_which_it_is(
         _ = jobs.schedules
 
 
+def test_the_job_of_a_tick_waits_for_no_other(jobs: Tenure, nightly: Task[[], None]) -> None:
+    with jobs.testing():
+        first = nightly.enqueue()
+        jobs.schedule("@daily", name="daily")(nightly.using(after=[first]))
+        with pytest.raises(InvalidOption, match=r"schedule daily \(.*\): the job of a tick waits for no other job"):
+            _ = jobs.schedules
+
+
 # ── into the store ──
 
 

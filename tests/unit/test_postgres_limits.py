@@ -162,6 +162,25 @@ def test_a_limit_of_many_keys_that_is_paused_and_resumed_asks_each_of_them(
     assert sorted(settle_waits(store)) == sorted(jobs)
 
 
+def test_no_idle_queue_is_forgotten_while_places_are_given(store: PostgresStore, other: psycopg.Connection) -> None:
+    """Else `admit` passes over a job of it, finds the queue noted as idle, and prune then deletes the note."""
+    idle = "SELECT queue FROM @.idle_keys"
+    (job,) = limited(store, queue="idle")
+    start(store)
+    settle_waits(store)
+    store.cancel([job], "enough")
+    settle_waits(store)
+    assert store._server.fetch(idle) == [("idle",)]
+    serving.lock(other, store._sql)
+
+    store.prune(keep=3600.0, keep_dead=None)
+    assert store._server.fetch(idle) == [("idle",)]
+
+    other.rollback()
+    store.prune(keep=3600.0, keep_dead=None)
+    assert store._server.fetch(idle) == []
+
+
 def test_what_is_known_of_keys_is_pruned(store: PostgresStore) -> None:
     limited(store, queue="idle")
     settle_waits(store)

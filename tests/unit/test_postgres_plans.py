@@ -143,7 +143,9 @@ CASES: Mapping[str, Case] = {
     "ADMIT": Case(admission.ADMIT, (ids(200),), {PKEY}),
     "TIME_OVER": Case(admission.TIME_OVER, ("late", ids(200)), {PKEY}),
     "OPEN": Case(
-        serving.OPEN, {"keys": ["a", "b"], "most": [1, 1], "looked": True}, {PKEY, ("Index Only Scan", "jobs_parked")}
+        serving.OPEN,
+        {"keys": ["a", "b"], "most": [1, 1], "looked": True, "rated": ["a"], "of_keys": ["a"], "of_limits": ["a"]},
+        {PKEY, ("Index Only Scan", "jobs_parked")},
     ),
     "CANDIDATES": Case(serving.CANDIDATES, (["a"], [5], [None], [None], ["a", "b"], 200), {PARKED}),
     "GIVE": Case(serving.GIVE, (",".join(ids(200)),), {PKEY}),

@@ -156,6 +156,11 @@ class Declarations:
                 f"schedule {declared.name} ({place}): the tick determines its job's id and due time: leave out "
                 "delay, run_at, id and tx; pass expires to jobs.schedule(…)"
             )
+        if draft.links is not None:
+            raise InvalidOption(
+                f"schedule {declared.name} ({place}): the job of a tick waits for no other job: leave out after; to "
+                "run jobs one after another, enqueue a flow in the task"
+            )
         return declared.but(job=draft.but(id=""))
 
 

@@ -265,13 +265,11 @@ class PostgresJobs(PostgresBase):
         inner = tx.tx if isinstance(tx, Awaited) else tx
         if not isinstance(inner, Transaction):
             return partial(self._joins.run, tx)
-        if inner.server is not self._server and (inner.server.conninfo, inner.server.schema) != (
-            self._server.conninfo,
-            self._server.schema,
-        ):
+        mine, its = self._server, inner.server
+        if its is not mine and (its.conninfo, its.schema) != (mine.conninfo, mine.schema):
             raise StoreError(
-                f"tx is a transaction of {inner.server.url}, schema {inner.server.schema}: "
-                f"the jobs are in {self._server.url}, schema {self._server.schema}"
+                f"tx is a transaction of {its.url}, schema {its.schema}: "
+                f"the jobs are in {mine.url}, schema {mine.schema}"
             )
         return inner.run
 
@@ -390,7 +388,8 @@ class PostgresJobs(PostgresBase):
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
         self._prune_flows(keep, limit)
-        self._locking(lambda connection: forget_idle(connection, self._sql, limit))
+        with suppress(StoreBusy):  # then the next call forgets them
+            self._locking(lambda connection: forget_idle(connection, self._sql, limit))
         return gone
 
     def _prune_flows(self, keep: float, limit: int) -> None:

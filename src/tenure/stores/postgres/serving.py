@@ -64,7 +64,7 @@ _LANES = """ARRAY (
         SELECT queue FROM lanes WHERE queue IS NOT NULL)"""
 SETTINGS = """
     SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_solo, s.slow_until,
-        s.key IS NOT NULL
+        s.full_at, s.key IS NOT NULL
     FROM unnest(%s::text[], %s::text[]) AS a (key, limit_name)
     LEFT JOIN @.limits AS l ON NOT l.key AND l.name = a.limit_name
     LEFT JOIN @.limits AS k ON k.key AND k.name = a.key
@@ -81,17 +81,15 @@ COUNTED = f"""
         SELECT count(*) AS held, count(*) FILTER (WHERE unbegun) AS unbegun FROM (
             SELECT CASE WHEN a.most IS NULL THEN {_UNBEGUN} END AS unbegun
             FROM @.places AS p WHERE key = a.key LIMIT a.most) AS counted) AS p"""
-#: An ask to look is done only for keys whose jobs are looked at in this transaction.
+#: An ask to look is done only for keys whose jobs are looked at in this transaction. A begin is left for the template
+#: whose rate counts it, where another one gives the same key.
 OPEN = f"""
     WITH told AS (
         DELETE FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what <> 'all' AND (%(looked)s OR what <> 'look')
+            AND (what <> 'begun' OR key = ANY (%(rated)s::text[])
+                OR (key, limit_name) IN (SELECT * FROM unnest(%(of_keys)s::text[], %(of_limits)s::text[])))
         RETURNING key, what, at)
 {COUNTED.format(more=f", {_LANES}")}"""
-
-#: For a key that was counted only as far as needed by another template that gives the same key.
-RECOUNT = f"""
-    SELECT key, count(*), count(*) FILTER (WHERE {_UNBEGUN})
-    FROM @.places AS p WHERE key = ANY (%s::text[]) GROUP BY key"""
 
 #: The first jobs of each key, in the order of the keys; those whose lane was slow come last.
 CANDIDATES = """
@@ -171,6 +169,7 @@ class Known(NamedTuple):
     bucket: Bucket | None
     due: float | None
     slow: tuple[Lane | None, float]
+    full_at: float | None
     stored: bool
 
     @property
@@ -181,11 +180,11 @@ class Known(NamedTuple):
 
 
 def known_of(row: Sequence[Any]) -> Known:
-    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_solo, slow_until, stored = row
+    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_solo, slow_until, full_at, stored = row
     rows = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
     bucket = None if tokens is None else Bucket(tokens, at)
     slow = None if slow_queue is None else Lane(slow_queue, slow_solo), slow_until or 0.0
-    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored)
+    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, full_at, stored)
 
 
 @dataclass(slots=True)
@@ -266,30 +265,34 @@ class Serving:
     def _open(self, keys: Iterable[Key], *, looked: bool) -> None:
         """Read the states of these keys, with what was told of them."""
         known = [known_of(row) for row in self._rows(SETTINGS, list(map(list, zip(*keys, strict=True))))]
-        late = [each.key.key for each in known if each.key.key in self._found]
-        for key, held, unbegun in self._rows(RECOUNT, [late]) if late else ():
-            count = self._found[key].count
-            count.held, count.unbegun = held, unbegun
-        self._find([each for each in known if each.key.key not in self._found], looked=looked)
-        for each in known:
+        self._find(known, looked=looked)
+        self._known |= {each.key: each for each in known}
+        names = {each.key.key for each in known}
+        for each in [each for each in self._known.values() if each.key.key in names]:
             found, rows = self._found[each.key.key], each.rows
             rows = rows if found.paused is None else (rows[0], found.paused)
             state = state_of(each.key, rows, each.bucket, found.begins, found.count, self._now)
             state.slow_lane, state.slow_until = each.slow
-            self._known[each.key], self._states[each.key] = each, state
+            self._states[each.key] = state
 
     def _find(self, known: Sequence[Known], *, looked: bool) -> None:
         names: dict[str, Known] = {}
         most: dict[str, int | None] = {}
-        for each in known:
-            most[each.key.key] = None if each.key.key in names else each.most
+        for each in known:  # under a second template, all is read again: the first one counted as far as it needed
+            again = each.key.key in names or each.key.key in self._found
+            most[each.key.key] = None if again else each.most
             names[each.key.key] = each
-        facts = {"keys": list(most), "most": list(most.values()), "looked": looked}
+        rated = [each.key.key for each in known if bounds_of(*each.rows).rate is not None]
+        of = {"of_keys": [each.key.key for each in known], "of_limits": [each.key.limit for each in known]}
+        facts = {"keys": list(most), "most": list(most.values()), "looked": looked, "rated": rated, **of}
         for key, held, unbegun, begins, pauses, queues in self._rows(OPEN, facts) if names else ():
-            self._found[key] = Found(Count(held, unbegun), begins, queues)
+            before = self._found.get(key)
+            found = self._found[key] = Found(Count(held, unbegun), begins, queues)
+            if before is not None:
+                found.begins, found.paused = [*before.begins, *begins], before.paused
             if pauses:
-                self._found[key].paused = self._paused(names[key], pauses)
-            if not looked:
+                found.paused = self._paused(names[key], pauses)
+            if not looked and before is None:
                 self._dues[key] = names[key].due
 
     def _paused(self, known: Known, until: Sequence[float]) -> LimitRow | None:
@@ -306,7 +309,7 @@ class Serving:
         keys |= {key.key: key for key, state in self._states.items() if state.bucket is not None}
         for key in keys.values():
             known, state, due = self._known[key], self._states[key], self._dues.get(key.key)
-            bucket, full_at = known.bucket, None
+            bucket, full_at = known.bucket, known.full_at
             if state.bucket is not None:  # else there is no rate, or only under another template
                 left = state.full_at() > self._now
                 bucket, full_at = (state.bucket, state.full_at()) if left else (None, None)

@@ -66,7 +66,7 @@ _NEXT = """
 _ASKS = """
     SELECT json_group_array(json_array(key, limit_name))
     FROM (SELECT key, limit_name FROM key_asks ORDER BY seq LIMIT ?)"""
-_TOLD = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what <> 'look' RETURNING key, what, at"
+_TOLD = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what <> 'look' RETURNING key, limit_name, what, at"
 _LOOKED = f"DELETE FROM key_asks WHERE key IN {_NAMES} AND what = 'look'"
 _KEEP = """
     INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
@@ -280,8 +280,9 @@ class Serving:
         if names:
             self._known |= {each.key: each for each in known(self._connection, names)}
             pauses: dict[str, list[float]] = {}
-            for name, what, at in fetch(self._connection, _TOLD, (json_of(list(names)),)):
+            for name, limit, what, at in fetch(self._connection, _TOLD, (json_of(list(names)),)):
                 (self._known[name].begins if what == "begun" else pauses.setdefault(name, [])).append(at)
+                new.append(Key(name, limit))  # another template may give the same key, and only its rate counts this
             for name, until in pauses.items():
                 row = paused_by_jobs(self._known[name].row, names[name], until)
                 if row is not None:
@@ -306,8 +307,10 @@ class Serving:
                 due, found_at = ceil(soon[name] * 1000) / 1000, self._now
             unused = fades(state, known.row) if state.count.held == 0 else None
             bucket = (None, None, 0.0) if known.stored is None else known.stored[1:4]
-            if state.bucket is not None:  # else there is no rate, or only under another template
+            if state.bucket is not None:
                 bucket = *state.bucket, state.full_at()
+            elif unused is not None:  # there is no rate, or only under another template: its bucket stays
+                unused = max(unused, bucket[2])
             row = state.key.limit, *bucket, due, found_at, unused
             if known.stored is None or row != known.stored[:7]:
                 rows.append((name, *row))

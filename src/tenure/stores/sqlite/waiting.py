@@ -45,8 +45,9 @@ _MINE = f"""
     SELECT e.parent FROM edges AS e JOIN jobs AS p ON p.id = e.parent
     WHERE e.child = ? AND e.parent > ? AND e.mine AND p.state IN {links.LIVE_STATES} ORDER BY e.parent LIMIT ?"""
 _ADMIT = """
-    UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, due_at = NULL, expires_at = expires_at + :due - run_at,
-        state = :state WHERE id = :id AND state = 'waiting' AND parked IS NULL"""
+    UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, due_at = NULL,
+        expires_at = expires_at + :due - run_at, state = :state
+    WHERE id = :id AND state = 'waiting' AND parked IS NULL"""
 _SIGNALLED = """
     SELECT wait_for IS NULL OR wait_until <= :now OR EXISTS (
             SELECT 1 FROM signals AS s

@@ -41,8 +41,6 @@ local function known_of(key, limit)
     redis.call('HDEL', name, 'pause')
   end
   local told = redis.call('LRANGE', begun, 0, 999)
-  if #told > 0 then redis.call('LTRIM', begun, #told, -1) end
-  if #told == 1000 then keys.look(key) end
   for n, at in ipairs(told) do told[n] = at / 1000 end
   local slow_until = tonumber(f[5] or nil) or 0
   known[key] = {
@@ -64,9 +62,14 @@ local function opened(key, limit)
   }
   count.states[limit] = state
   local rate = state.bounds.rate
-  if not rate then return state end
+  if not rate then return state end -- what was told is left for another limit that gives this key, and has a rate
+  if not count.rated and #count.told > 0 then redis.call('LTRIM', ns .. 'begun:' .. key, #count.told, -1) end
+  count.rated = true
   -- There are more: nothing is given before all of them are counted.
-  if #count.told == 1000 then state.paused = second end
+  if #count.told == 1000 then
+    state.paused = second
+    keys.look(key)
+  end
   state.bucket = after_begins(count.bucket, rate, count.told)
   if full_of(state) > second then
     redis.call('HSET', name, 'tokens', state.bucket.tokens, 'at', state.bucket.at)
@@ -228,11 +231,21 @@ local function serve(key)
 end
 
 -- Nothing has to be kept about a key that no job uses, once its bucket is full and its pause has passed.
+local left_over = 86400 -- seconds for which a bucket is kept whose rate is not known here
 local function forget_unused(key, count)
   if count.held > 0 then return end
   local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
   local fades = field(of_key, 'paused_until') or 0
   for _, state in pairs(count.states) do fades = math.max(fades, full_of(state)) end
+  if not count.rated then -- no limit that was looked at has a rate: another one that gives this key had one
+    local last = count.told[#count.told]
+    if last and last < second - left_over then
+      redis.call('DEL', ns .. 'begun:' .. key)
+    elseif last then
+      redis.call('ZADD', ns .. 'key_fades', now + left_over * 1000, key)
+    end
+    if count.bucket then fades = math.max(fades, count.bucket.at + left_over) end
+  end
   if of_key and (field(of_key, 'declared') or field(of_key, 'set'))
     or redis.call('EXISTS', ns .. 'places:' .. key, ns .. 'parked_of:' .. key, ns .. 'begun:' .. key) > 0
     or redis.call('ZSCORE', asks, key) then
