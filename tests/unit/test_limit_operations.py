@@ -330,6 +330,19 @@ def test_what_stays_paused_is_told_of_a_limit_and_of_its_key(admin: Admin, store
 
 
 @once
+def test_a_key_whose_limit_nobody_has_declared_is_changed_and_says_so(admin: Admin, store: Store) -> None:
+    start(store)
+    limited(store)
+    settle_waits(store)
+    says = "; no app has declared its limit, so it has no bounds"
+
+    admin.limits.pause(SHOP.key)
+    assert admin.limits.key(SHOP.key).pause is not None
+    assert (admin.limits.besides(SHOP.key), admin.limits.set(SHOP.key, concurrency=3)) == (says, Bounds())
+    assert admin.limits.resume(SHOP.key) and admin.limits.reset(SHOP.key)
+
+
+@once
 @pytest.mark.parametrize("impossible", ["", "shop:", "shop:" + "7" * 200, "shop:7\n"])
 def test_what_no_job_can_have_as_its_key_is_unknown(impossible: str, admin: Admin, store: Store) -> None:
     declare(store, SHOP.limit, 1)

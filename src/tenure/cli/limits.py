@@ -252,6 +252,7 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
     with admin_of(shared) as admin:
         changed = admin.limits.resume(name)
         template = admin.limits.limit_of(name)
-        whole = _pause_of(admin.limits.get(template)) if name != template else None
+        pause = admin.limits.key(name).pause if name != template else None
+        whole = pause is not None and pause.name == template
         words = f"{name} {'is resumed' if changed else 'was not paused'}{admin.limits.besides(name)}"
-    return print_result(shared, {"name": name, "changed": changed, "limit_paused": whole is not None}, words)
+    return print_result(shared, {"name": name, "changed": changed, "limit_paused": whole}, words)

@@ -19,7 +19,6 @@ from tenure.operations.keys import (
     SET,
     By,
     Paused,
-    Sum,
     Usage,
     about,
     command,
@@ -122,11 +121,11 @@ class LimitReads:
     def bounds(self, name: str) -> Bounds:
         """What holds for a key, or for the keys of a limit. Raises UnknownLimit."""
         limit = self.limit_of(name)
-        status = self.get(limit)
-        if name == limit or status.retired_at is not None:
-            return status.bounds
-        row = next(iter(self._access.store.limits([name], keys=True)), None)
-        return effective(row.set if row else None, status.bounds)
+        row = self._row(limit, key=False)
+        if row is None or row.retired_at is not None:
+            return Bounds()
+        key = self._row(name, key=True) if name != limit else None
+        return effective(key.set if key else None, effective(row.set, row.declared))
 
     def oldest(self, found: Usage, keys: Iterable[KeyView]) -> dict[str, datetime]:
         """Since when a job waits for each of these keys, by the key."""
@@ -158,14 +157,15 @@ class LimitReads:
         Example: `f"shop:42 is resumed{admin.limits.besides('shop:42')}"`
         """
         limit = self.limit_of(name)
-        status = self.get(limit)
-        if status.retired_at is not None:
+        row, now = self._row(limit, key=False), self._access.store.now().timestamp()
+        if row is None:
+            return "; no app has declared its limit, so it has no bounds"
+        if row.retired_at is not None:
             return "; no app declares the limit any more, so it limits nothing"
-        if name != limit:
-            return "" if status.paused_until is None else f"; its limit is paused: {command('resume', limit)}"
-        if not status.keyed or status.paused_until is not None:
-            return ""
-        paused = self.usage(limit).sums.get(limit, Sum()).paused
+        if row.paused_until is not None and row.paused_until > now:
+            return "" if name == limit else f"; its limit is paused: {command('resume', limit)}"
+        keys = self._access.store.limits(keys=True) if name == limit and "{" in name else []
+        paused = sum(each.limit == limit and (each.paused_until or 0) > now for each in keys)
         if not paused:
             return ""
         return f"; {paused:,} of its keys {'is' if paused == 1 else 'are'} paused: see {command('show', limit)}"
@@ -182,6 +182,9 @@ class LimitReads:
         if not rows:
             raise self._unknown(name)
         return min(rows, key=lambda row: (row.retired_at is not None, -len(row.name.partition("{")[0]))).name
+
+    def _row(self, name: str, *, key: bool) -> LimitRow | None:
+        return next(iter(self._access.store.limits([name], keys=key)), None)
 
     def _stored(self, limit: str) -> LimitRow:
         found = self._access.store.limits([_text(limit)])
@@ -300,9 +303,6 @@ class Limits(LimitReads):
     def _bounds(self, limit: str) -> Bounds:
         row = self._row(limit, key=False)
         return effective(row.set, row.declared) if row else Bounds()
-
-    def _row(self, name: str, *, key: bool) -> LimitRow | None:
-        return next(iter(self._access.store.limits([name], keys=key)), None)
 
     def _change(self, name: str, limit: str, *, key: bool | None = None, **changes: object) -> bool:
         """Write these changes to a row; False: there was nothing to change."""

@@ -36,7 +36,7 @@ from tenure.tasks.placeholders import Placeholder
 MOST_CHARACTERS = 200  #: of a template, and of a key
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@-]*")
-_WITHOUT = "or enqueue it without: task.using(limit=())"
+_WITHOUT = "; to enqueue it without this limit: task.using(limit=…) with the others, or ()"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _RATE = re.compile(r"\s*(\d{1,9})\s*/\s*(\S.*?)\s*", re.ASCII)
 _SCALARS = (str, int, UUID, date, time, Decimal, Enum)
@@ -252,7 +252,7 @@ def key_of(template: str, values: Mapping[str, Any], task: str) -> Key:
                 f"{task or 'key'}: expected the argument {name!r}, of which its limit {template!r} makes the key, got "
                 f"{', '.join(map(repr, values)) or 'none'}"
             )
-        return _text(values[name], f"{task}.{name}" if task else name, template)
+        return _text(values[name], f"{task}.{name}" if task else name, template, _WITHOUT if task else "")
 
     key = _FIELD.sub(text, template)
     if len(key) > MOST_CHARACTERS:
@@ -263,7 +263,7 @@ def key_of(template: str, values: Mapping[str, Any], task: str) -> Key:
     return Key(key, template)
 
 
-def _text(value: Any, what: str, template: str) -> str:
+def _text(value: Any, what: str, template: str, advice: str) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -274,12 +274,12 @@ def _text(value: Any, what: str, template: str) -> str:
         case str():
             got = "one with a control character" if value else "an empty one"
             raise InvalidArguments(
-                f"{what}: the limit {template!r} makes a key of it: expected a text, got {got}; {_WITHOUT}"
+                f"{what}: the limit {template!r} makes a key of it: expected a text, got {got}{advice}"
             )
         case _:
             raise InvalidArguments(
                 f"{what}: the limit {template!r} makes a key of it: expected a text or a whole number, got "
-                f"{_kind(value)}; {_WITHOUT}"
+                f"{_kind(value)}{advice}"
             )
 
 

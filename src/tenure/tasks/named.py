@@ -107,8 +107,8 @@ class ByName:
         checked against what the workers of this store have registered; `unchecked=True` stores the job as it is. Only
         the worker can check the arguments: a job whose arguments do not fit waits. A task of this app is checked here,
         arguments too. Of any other, this process does not know the queue, retries, timeout and limits that `@jobs.task`
-        gives it: give those that matter, limits as `limit=` with those of this app. Raises UnknownTask, InvalidOption,
-        InvalidArguments.
+        gives it: give those that matter; limits as `limit=` with those of this app, which hold after `jobs.declare()`.
+        Raises UnknownTask, InvalidOption, InvalidArguments.
         """
         refuse_on_loop("jobs.enqueue(…)", "await jobs.aenqueue(…)")
         app: Any = self

@@ -129,11 +129,11 @@ KEEP = """
 PASSED_OVER = """
     INSERT INTO @.idle_keys (queue, key, limit_name) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])
     ON CONFLICT DO NOTHING"""
-FORGET_IDLE = """
-    DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.idle_keys AS i
-        WHERE NOT EXISTS (SELECT FROM @.jobs AS j WHERE j.parked = i.key AND (j.queue || '') = i.queue)
-        LIMIT %s FOR UPDATE SKIP LOCKED))"""
+_NOTHING_PARKED = "NOT EXISTS (SELECT FROM @.jobs AS j WHERE j.parked = i.key AND j.queue = i.queue)"
+IDLE = f"SELECT queue, key FROM @.idle_keys AS i WHERE {_NOTHING_PARKED} LIMIT %s"
+FORGET_IDLE = f"""
+    DELETE FROM @.idle_keys AS i USING unnest(%s::text[], %s::text[]) AS f (queue, key)
+    WHERE i.queue = f.queue AND i.key = f.key AND {_NOTHING_PARKED}"""
 ASK = """
     INSERT INTO @.key_asks (key, limit_name, what, at) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[],
         %s::float8[]) RETURNING seq"""
@@ -235,8 +235,9 @@ class Serving:
             if what == "all":
                 self._expand(key, limit, seq)
         mine = {key: Key(key, limit) for key, limit, what, *_ in rows if what != "all"}
-        if mine:
-            self._open(mine.values(), looked=True)
+        if mine:  # what was told of a key is written down under each template that it was told under
+            told = {Key(key, limit) for key, limit, what, *_ in rows if what != "all"}
+            self._open([*told.difference(mine.values()), *mine.values()], looked=True)
             self._serve(list(mine.values()), served, most)
             self._remember()
         if self._again:
@@ -392,5 +393,7 @@ def lock(connection: Connection, sql: Sql) -> None:
 
 def forget_idle(connection: Connection, sql: Sql, limit: int) -> None:
     """Forget idle queues that have nothing parked. Under the lock: `admit` may just pass over the next job of one."""
-    lock(connection, sql)
-    connection.execute(sql(FORGET_IDLE), (limit,))
+    found = connection.execute(sql(IDLE), (limit,)).fetchall()
+    if found:
+        lock(connection, sql)
+        connection.execute(sql(FORGET_IDLE), list(map(list, zip(*found, strict=True))))

@@ -25,8 +25,6 @@ SOLO = "\0solo"  #: ends the name of a lane of suspects
 class RedisLimits(RedisBase):
     """The verbs of `LimitStore`."""
 
-    _lanes_from = "0"
-
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         check_limit_rows(rows)
         written = [
@@ -43,8 +41,8 @@ class RedisLimits(RedisBase):
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         asked, more = map(bool, self._server.call("idle", MOST))
-        unbegun = f"{self._server.prefix}unbegun_of"  # a call looks at some of its lanes, the next one goes on
-        self._lanes_from, lanes = self._server.run("SSCAN", unbegun, self._lanes_from, "COUNT", STEPS)
+        # Any twenty of them: others have their turn in the next calls, which need not be made at once.
+        lanes: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
         left = limit
         for lane in lanes:
             if left > 0:

@@ -280,9 +280,11 @@ class Serving:
         if names:
             self._known |= {each.key: each for each in known(self._connection, names)}
             pauses: dict[str, list[float]] = {}
+            told = set[Key]()
             for name, limit, what, at in fetch(self._connection, _TOLD, (json_of(list(names)),)):
                 (self._known[name].begins if what == "begun" else pauses.setdefault(name, [])).append(at)
-                new.append(Key(name, limit))  # another template may give the same key, and only its rate counts this
+                told.add(Key(name, limit))  # another template may give the same key, and only its rate counts this
+            new = [*(told - self._states.keys() - set(new)), *new]
             for name, until in pauses.items():
                 row = paused_by_jobs(self._known[name].row, names[name], until)
                 if row is not None:

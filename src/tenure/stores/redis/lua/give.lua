@@ -62,7 +62,10 @@ local function opened(key, limit)
   }
   count.states[limit] = state
   local rate = state.bounds.rate
-  if not rate then return state end -- what was told is left for another limit that gives this key, and has a rate
+  if not rate then -- what was told is left for another limit that gives this key, and has a rate
+    if #count.told == 1000 and not count.rated then redis.call('LTRIM', ns .. 'begun:' .. key, -1000, -1) end
+    return state
+  end
   if not count.rated and #count.told > 0 then redis.call('LTRIM', ns .. 'begun:' .. key, #count.told, -1) end
   count.rated = true
   -- There are more: nothing is given before all of them are counted.
@@ -231,7 +234,7 @@ local function serve(key)
 end
 
 -- Nothing has to be kept about a key that no job uses, once its bucket is full and its pause has passed.
-local left_over = 86400 -- seconds for which a bucket is kept whose rate is not known here
+local left_over = 31 * 86400 -- seconds for which a bucket is kept whose rate is not known here
 local function forget_unused(key, count)
   if count.held > 0 then return end
   local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
@@ -240,7 +243,7 @@ local function forget_unused(key, count)
   if not count.rated then -- no limit that was looked at has a rate: another one that gives this key had one
     local last = count.told[#count.told]
     if last and last < second - left_over then
-      redis.call('DEL', ns .. 'begun:' .. key)
+      redis.call('UNLINK', ns .. 'begun:' .. key)
     elseif last then
       redis.call('ZADD', ns .. 'key_fades', now + left_over * 1000, key)
     end

@@ -32,24 +32,25 @@ end
 local til, at = '+inf', 0
 if serving then til, at = now - patience, tonumber(redis.call('HGET', cursor, lane) or 0) end
 local some = redis.call('ZRANGEBYSCORE', lot, '-inf', til, 'LIMIT', at, most)
-if serving and #some < most then -- admitted before the clock was set back
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', lot, now + patience, '+inf', 'LIMIT', 0, most - #some)) do
+local late = #some
+if serving and late < most then -- admitted before the clock was set back
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', lot, now + patience, '+inf', 'LIMIT', 0, most - late)) do
     some[#some + 1] = id
   end
 end
-for _, id in ipairs(some) do
+for n, id in ipairs(some) do
   local j = read(id)
   if not j or j.state ~= 'queued' then
     redis.call('ZREM', lot, id) -- older code took it
   elseif serving and not is_slow(j) then
-    at = at + 1
+    if n <= late then at = at + 1 end
   else
     leave(id, j)
     enter(id, j, 'queued')
     number = number + 1
   end
 end
-local more = #some == most
+local more = late == most
 if more then redis.call('HSET', cursor, lane, at) else redis.call('HDEL', cursor, lane) end
 if redis.call('EXISTS', lot) == 0 then redis.call('SREM', ns .. 'unbegun_of', lane) end
 return {number, more and 1 or 0}
