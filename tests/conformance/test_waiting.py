@@ -1308,3 +1308,29 @@ def test_a_release_of_a_job_that_had_waited_queues_it(store: Store) -> None:
     store.signal(lease.job_id, "own:go", "1")
     again = resumed(store, lease.job_id)
     assert finish(store, again, Released("drain")) is State.QUEUED
+
+
+@pytest.mark.parametrize("parents", [1, 250])
+def test_a_waiting_job_that_is_given_twice_in_a_call_waits(parents: int, store: Store) -> None:
+    before = [draft() for _ in range(parents)]
+    store.enqueue(before)
+    child = draft(links=after(*(each.id for each in before)))
+
+    first, second = store.enqueue([child, child])
+
+    assert (first.created, second.created, first.id, second.id) == (True, False, child.id, child.id)
+    assert settle_waits(store) == []
+    assert len(store.inputs(child.id, limit=1000)) == parents
+
+
+def test_a_gatherer_is_not_replayed_or_deleted_beside_a_job_it_gathers_that_lives_again(store: Store) -> None:
+    lease = running(store)
+    (child,) = gathered(store, lease, number=1, until="ended")
+    settle_waits(store)
+    end(store, child, Failed("boom", final=True))
+    finish(store, resumed(store, lease.job_id), Failed("boom", final=True))
+    settle_waits(store)
+    store.replay([child])
+
+    for verb in (store.replay, store.delete):
+        assert isinstance(verb([lease.job_id])[lease.job_id], NotLanded)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.factories import World, claim, draft, finish, look, put, race, running, start
+from conformance.factories import World, claim, draft, finish, look, patiently, put, race, running, start
 from conformance.test_races import Doors, many_times
 from conformance.test_races import doors as doors
 from conformance.test_races import threads_that_take_turns_often as threads_that_take_turns_often
@@ -225,3 +225,20 @@ def test_children_stored_while_their_gatherer_dies_do_not_outlive_it(doors: Door
 
     settle_waits(here)
     assert {look(here, each.id).state for each in children} == {State.CANCELLED}
+
+
+@many_times
+def test_gathers_at_once_have_places_of_their_own(doors: Doors) -> None:
+    """A reader of the edges goes on behind the last place of a page: of two with one place it would miss one."""
+    here, there = doors
+    lease = running(here)
+    links = Links(gatherer=lease.job_id)
+
+    def gather(store: Store) -> Callable[[], None]:
+        return lambda: patiently(lambda: store.enqueue([draft(links=links) for _ in range(40)]))
+
+    race(gather(here), gather(there))
+
+    places = [each.place for each in here.inputs(lease.job_id)]
+    assert len(places) == len(set(places)) == 80
+    here.cancel([lease.job_id, *(each.parent for each in here.inputs(lease.job_id))], "the next round")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from projects import Project, new_project, postgres
+from projects import TASKS, Project, new_project, postgres
 
 BLOCKS = """
 from django.db import transaction
@@ -32,6 +32,35 @@ with transaction.atomic():
     early = [found(kept), found(many)]
 plain = pay.enqueue(4)
 print([found(lost), found(undone), *early, found(kept), found(many), found(plain)])
+"""
+
+GATHERS = """
+
+from django.db import transaction
+from tenure import Job
+
+@jobs.task
+def part(n: int) -> int:
+    return n
+
+@jobs.task
+def total(job: Job) -> int:
+    with transaction.atomic():
+        parts = job.gather("parts", lambda: [part.bind(n) for n in range(4)])
+        Order.objects.create(paid=True)
+    return sum(parts)
+"""
+
+FLOWS = """
+from django.db import transaction
+from orders.tasks import jobs, pay
+
+for _ in range(2):
+    with transaction.atomic():
+        with jobs.flow("nightly", unique="k") as flow:
+            flow.add(pay.bind(1))
+        mail = pay.enqueue(2)
+    print(jobs.client().store.get(str(mail.id)) is not None)
 """
 
 IN_CASES = """
@@ -134,6 +163,17 @@ class WithAWorker(TransactionTestCase):
 @pytest.mark.everyday
 def test_a_job_of_a_block_is_stored_with_its_commit_or_not_at_all(project: Project) -> None:
     assert project.python(BLOCKS) == "[False, False, False, False, True, True, True]\n"
+
+
+def test_a_handler_gathers_inside_a_block(project: Project) -> None:
+    """The suspension undoes the block, but not the jobs that it waits for."""
+    project.write({"orders/tasks.py": TASKS + GATHERS})
+    run = "from orders.tasks import Order, jobs, total\nwith jobs.worker():\n    said = total.enqueue().result('60s')\n"
+    assert project.python(f"{run}print(said, Order.objects.count())") == "6 1\n"
+
+
+def test_a_flow_that_was_made_before_keeps_no_other_job_of_its_block_away(project: Project) -> None:
+    assert project.python(FLOWS) == "True\nTrue\n"
 
 
 @pytest.mark.parametrize("parallel", ["1", "2"])

@@ -20,6 +20,7 @@ from tenure.core.lifecycle import (
     State,
     Suspended,
 )
+from tenure.core.limits import Key
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownFlow, UnknownJob
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import flow_graph
@@ -358,6 +359,15 @@ def test_an_older_worker_is_named_where_it_holds_up_admission(store: Store, admi
     found = why(admin, child.id)
     assert "nothing that waits goes on while a worker of an older release lives: " + older in found.verdict
     assert found.what_to_do == f"restart it on this release: tenure workers restart {older}"
+
+
+def test_a_limited_job_is_promoted_to_its_turn(store: Store, admin: Admin, bell: Bell) -> None:
+    job = put(store, delay=60.0, limits=(Key("k", "k"),))
+    ((acted,),) = admin.jobs.act("promote", [admin.jobs.ref(job)])
+    assert (acted.landed, acted.says) == (True, "due now, and waiting for its place of a limit")
+    assert [ring.kind for ring in bell.rung] == ["due"]
+    ((acted,),) = admin.jobs.act("promote", [admin.jobs.ref(job)])
+    assert not acted.landed
 
 
 def test_promote_and_replay_say_what_a_job_waits_for(store: Store, admin: Admin, bell: Bell) -> None:

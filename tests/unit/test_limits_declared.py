@@ -289,6 +289,24 @@ def test_a_test_ignores_limits_unless_it_asks_for_them(jobs: Tenure, shop: Task[
         assert ran == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("limits", [False, True])
+def test_the_job_of_a_tick_needs_a_place_only_where_limits_hold(jobs: Tenure, limits: bool) -> None:
+    one = jobs.limit("one", concurrency=1)
+    ran: list[int] = []
+
+    @jobs.schedule("@daily", name="daily")
+    @jobs.task(limit=one)
+    def nightly() -> None:
+        ran.append(jobs.limits.status(one).key.held if limits else 0)
+
+    with jobs.testing(limits=limits) as queue:
+        jobs.declare()
+        client = jobs.client()
+        Admin(client.store, client.notifier).schedules.trigger("daily")
+        assert queue.drain() == 1
+    assert ran == [int(limits)]
+
+
 def test_a_key_is_read_and_changed_before_anything_ran(jobs: Tenure, shop: Task[..., Any]) -> None:
     with jobs.testing(limits=True):
         assert jobs.limits.status("shop:7").key.held == 0

@@ -220,6 +220,29 @@ def test_a_handler_finishes_with_a_foreign_transaction(engine: Engine) -> None:
         assert handle.result("0s") == "with the effect"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_finish_that_was_rolled_back_leaves_the_outcome_to_the_code(fails: bool, engine: Engine) -> None:
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    def pay(job: Job) -> str:
+        with Session(engine) as session:
+            job.finish("with the effect", tx=session)
+        if fails:
+            raise ValueError("no money")
+        return "by itself"
+
+    with jobs.testing() as queue:
+        handle = pay.enqueue()
+        if fails:
+            with pytest.raises(ValueError, match="no money"):
+                queue.drain()
+            assert handle.status().state == "scheduled"
+        else:
+            assert queue.drain() == 1
+            assert handle.result("0s") == "by itself"
+
+
 def test_jobs_whose_transaction_never_ended_are_named(engine: Engine) -> None:
     jobs = Tenure("sqlite:////nowhere/at/all.db")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,9 +11,12 @@ from django.db import connections, transaction
 
 from tenure.config import Settings
 from tenure.core.lifecycle import State
+from tenure.errors import FlowMade
 from tenure.ports import Draft, Enqueued, Notifier, Store
 from tenure.tasks.client import Client
 from tenure.tasks.tracing import Tracing
+
+_log = logging.getLogger("tenure.django")
 
 
 class DjangoClient(Client):
@@ -42,8 +46,14 @@ class DjangoClient(Client):
         waits_for: Any = open_one or (self._testing and tx)
         if not getattr(waits_for, "in_atomic_block", False):
             return super().enqueue(drafts, tx=tx, shared=shared, again=again)
-        transaction.on_commit(partial(super().enqueue, drafts), using=waits_for.alias)
+        transaction.on_commit(partial(self._enqueue_late, drafts), using=waits_for.alias)
         return [Enqueued(each.id, True, State.SCHEDULED if _is_later(each) else State.QUEUED) for each in drafts]
+
+    def _enqueue_late(self, drafts: Sequence[Draft]) -> None:
+        try:
+            super().enqueue(drafts)
+        except FlowMade as error:  # no error, as where the answer is known at once; others wait for their turn, too
+            _log.info("%s", error)
 
     def _open_transaction(self) -> object | None:
         if self._alias is None:

@@ -201,12 +201,12 @@ class Jobs(JobReads):
                 if pace
                 else {}
             )
-            acted, kind = self._applied(verb, ids, reason, delays)
+            acted, kind = self._applied(verb, batch, reason, delays)
             if kind is not None:
                 landed: dict[tuple[str, Kind], list[str]] = {}
                 for ref in batch:
                     if acted[ref.id].landed:
-                        later = delays.get(ref.id) or acted[ref.id].says == _REPLAYED[State.WAITING]
+                        later = delays.get(ref.id) or acted[ref.id].says in (_REPLAYED[State.WAITING], _NEEDS_PLACE)
                         rung: Kind = "due" if later else kind
                         landed.setdefault((ref.queue, rung), []).append(ref.id)
                 self._access.notifier.announce(
@@ -215,15 +215,19 @@ class Jobs(JobReads):
             yield [acted[ref.id] for ref in batch]
 
     def _applied(
-        self, verb: Verb, ids: list[str], reason: str, delays: Mapping[str, float]
+        self, verb: Verb, refs: Sequence[JobRef], reason: str, delays: Mapping[str, float]
     ) -> tuple[dict[str, Acted], Kind | None]:
         """The results by id, and what to ring for those that landed."""
-        store = self._access.store
+        store, ids = self._access.store, [ref.id for ref in refs]
         match verb:
             case "cancel":
                 return _states(store.cancel(ids, reason), _CANCELLED), "cancel"
             case "promote":
-                return _states(store.promote_now(ids), _PROMOTED), "queued"
+                found = store.promote_now(ids)
+                acted = _states(found, _PROMOTED)
+                was = {ref.id for ref in refs if ref.state is State.SCHEDULED}
+                limited = {job_id for job_id, state in found.items() if state is State.WAITING and job_id in was}
+                return acted | {each: Acted(each, landed=True, says=_NEEDS_PLACE) for each in limited}, "queued"
             case "replay":
                 return _answers(store.replay(ids, delays=delays), _REPLAYED), "queued"
             case "delete":
@@ -244,6 +248,7 @@ _REPLAYED = {
     State.SCHEDULED: "due again later",
     State.WAITING: "waiting again, for what must happen first",
 }
+_NEEDS_PLACE = "due now, and waiting for its place of a limit"
 _PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "already processing"}
 
 

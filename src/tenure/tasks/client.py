@@ -135,6 +135,10 @@ class Client:
         self._announce(drafts, answers)
         return answers
 
+    def enqueue_apart(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        """Store all of them or none, never with a transaction that the calling code has open."""
+        return Client.enqueue(self, drafts)
+
     def _enqueue_on_loop(self, draft: Draft) -> OnLoop:
         """The store's `enqueue_on_loop`; then the job is announced."""
         if draft.links is not None or len(draft.payload) + len(draft.meta) > MOST_ON_LOOP:

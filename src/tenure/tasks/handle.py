@@ -36,6 +36,10 @@ class ClientPort(Protocol):
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 
+    def enqueue_apart(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        """Never with a transaction that the calling code has open."""
+        ...
+
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 
     def result(self, job_id: str, timeout: float | None) -> str:

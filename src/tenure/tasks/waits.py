@@ -178,7 +178,8 @@ class Waits:
     def _store(self, key: str, plan: _Plan) -> _Plan:
         """Store the jobs, and record the ids: a unique key may be held by another job, which then counts."""
         drafts = plan.drafts or []
-        answers = self._attempt.task.app.client().enqueue(drafts)
+        # Apart from a transaction of the handler, which the suspension undoes.
+        answers = self._attempt.task.app.client().enqueue_apart(drafts)
         self._refuse_circles(key, drafts, answers)
         ids = self._attempt.record(f"{plan.key}{_MINE}ids", _encode([answer.id for answer in answers]).decode())
         return plan._replace(ids=_decode(ids, type=list[str]))

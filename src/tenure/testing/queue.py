@@ -37,6 +37,7 @@ from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Le
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import LOST, MISFIT
 from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
+from tenure.ports.schedules import Change
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
@@ -428,12 +429,20 @@ class _Gate:
         self._transactions.settle()
         return getattr(self._store, name)
 
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        self._refuse("change")
+        self._transactions.settle()
+        return self._store.change([replace(each, drafts=self._without_limits(each.drafts)) for each in changes])
+
+    def _without_limits(self, drafts: Sequence[Draft]) -> tuple[Draft, ...]:
+        """Unless they are asked for."""
+        return tuple(draft.but(limits=()) if draft.limits and not self._limits else draft for draft in drafts)
+
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         self._refuse("enqueue")
-        if not self._limits:
-            drafts = [draft.but(limits=()) if draft.limits else draft for draft in drafts]
+        drafts = self._without_limits(drafts)
         waiting = wait_for_django(self._store, drafts, tx)
         if waiting is not None:
             return waiting

@@ -405,6 +405,7 @@ class _Inline:
 
     def __init__(self, store: Store, worker_id: str, resources: Mapping[type, object]) -> None:
         self.store, self.worker_id, self.resources = store, worker_id, resources
+        #: Refused if a transaction that completed the job has committed.
         self.done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
@@ -413,7 +414,7 @@ class _Inline:
                 self.store_now(attempt)
         if attempt.trace is not None:
             attempt.trace.end(outcome, attempt.raised, None, "")
-        self.done.set_result(None if attempt.finished else outcome)
+        self.done.set_result(outcome)
 
     def reported(self, attempt: Attempt) -> None:
         """The report is stored when the attempt ends."""

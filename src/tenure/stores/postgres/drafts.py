@@ -11,7 +11,19 @@ from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
-from tenure.stores.postgres.links import ASK, FLOWS, KNOWN, MAKE, MAKE_SOON, WAITS, link, linked, make_once, unmake
+from tenure.stores.postgres.links import (
+    ASK,
+    FLOWS,
+    GATHERERS,
+    KNOWN,
+    MAKE,
+    MAKE_SOON,
+    WAITS,
+    link,
+    linked,
+    make_once,
+    unmake,
+)
 from tenure.stores.postgres.server import Steps
 from tenure.stores.rules import check_links, is_id, limits_text, no_parent
 
@@ -156,6 +168,8 @@ def _linked_steps(drafts: Sequence[Draft], make: str, enqueue: str) -> Steps[tup
         raise no_parent(min(unknown))
     answers, xid = yield from _stored_steps(drafts, enqueue, Marks(drafts))
     edges, asks, flows = linked(drafts, answers)
+    if gatherers := {draft.links.gatherer for draft in drafts if draft.links and draft.links.gatherer}:
+        yield GATHERERS, sorted(gatherers)
     yield from link(list(edges.values()))
     if flows:
         yield FLOWS, [{"id": each, "name": name} for each, name in flows.items()]

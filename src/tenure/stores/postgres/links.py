@@ -11,6 +11,7 @@ from tenure.stores.postgres.server import Steps
 from tenure.stores.rules import flow_made, flows_made_once, stricter, waits_for_itself
 
 EDGES_AT_ONCE = 20_000
+_GATHERING = 0x54454E57  # next to the lock of places
 
 KNOWN = "SELECT id::text FROM @.jobs WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid)"
 
@@ -29,6 +30,12 @@ LINK = """
         g."until", g.mine, CASE WHEN g.armed THEN 'armed' ELSE 'new' END
     FROM given AS g ORDER BY g.parent, g.child
     ON CONFLICT DO NOTHING RETURNING place"""
+
+#: Calls that add edges to one gatherer do so one after the other: each reads the places of the one before. A statement
+#: of its own, since LINK reads what was committed when it began.
+GATHERERS = f"""
+    SELECT pg_advisory_xact_lock({_GATHERING}, hashtext(id))::text
+    FROM (SELECT json_array_elements_text(:p::json) AS id ORDER BY id) AS g"""
 
 #: Edges that were there keep their places, and the stricter need holds. A closed edge is new again if its parent
 #: has not ended as is now asked: the next look reads the parent under its lock. Joined by the edge's key: an edge that

@@ -112,6 +112,20 @@ def parts(drafts: Sequence[Draft], needed: set[str]) -> Iterator[Part]:
 
 def enqueue_linked(server: Server, drafts: Sequence[Draft]) -> list[Enqueued]:
     """All of these jobs, or none."""
+    first = dict[str, int]()
+    for n, draft in enumerate(drafts):
+        first.setdefault(draft.id, n)
+    if len(first) == len(drafts):
+        return _enqueue_linked(server, drafts)
+    # A job that is given twice: the scripts would take the second copy for one that was there before.
+    answers = dict(zip(first, _enqueue_linked(server, [drafts[n] for n in first.values()]), strict=True))
+    return [
+        answers[draft.id] if first[draft.id] == n else answers[draft.id]._replace(created=False)
+        for n, draft in enumerate(drafts)
+    ]
+
+
+def _enqueue_linked(server: Server, drafts: Sequence[Draft]) -> list[Enqueued]:
     needed = check_links(drafts)
     for draft in drafts:
         if draft.links is not None and draft.links.gatherer == draft.id:

@@ -83,11 +83,11 @@ local function live_child(id)
   return #some == 200 and some[1]
 end
 
--- A live job that this one gathers: its edge is open.
+-- A live job that this one gathers. Its edge may be closed: it was replayed since.
 local function live_gathered(id)
   local from = '-inf'
   repeat
-    local some = redis.call('ZRANGEBYSCORE', ns .. 'unmet:' .. id, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 200)
+    local some = redis.call('ZRANGEBYSCORE', ns .. 'parents:' .. id, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 200)
     for n = 1, #some, 2 do
       local live = marked(tonumber(some[n + 1]), MINE) and LIVE[redis.call('HGET', job(some[n]), 'state')]
       if live then return some[n] end
