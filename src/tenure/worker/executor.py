@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from tenure.core.durations import spell
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
 from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
@@ -405,7 +405,6 @@ class _Inline:
 
     def __init__(self, store: Store, worker_id: str, resources: Mapping[type, object]) -> None:
         self.store, self.worker_id, self.resources = store, worker_id, resources
-        #: Refused if a transaction that completed the job has committed.
         self.done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
@@ -414,7 +413,12 @@ class _Inline:
                 self.store_now(attempt)
         if attempt.trace is not None:
             attempt.trace.end(outcome, attempt.raised, None, "")
-        self.done.set_result(outcome)
+        self.done.set_result(None if attempt.finished and self._has_ended(attempt.claimed.id) else outcome)
+
+    def _has_ended(self, job_id: str) -> bool:
+        """Has the transaction committed that completed the job? Else the outcome of the code counts."""
+        job = self.store.get(job_id)
+        return job is None or job.state is not State.PROCESSING
 
     def reported(self, attempt: Attempt) -> None:
         """The report is stored when the attempt ends."""
