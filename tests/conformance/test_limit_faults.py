@@ -124,30 +124,28 @@ def test_an_unused_place_goes_to_another_queue_also_after_the_clock_was_set_back
 
 
 def test_a_bucket_is_kept_until_what_has_begun_is_counted(store: Store, world: World) -> None:
-    rate, begins = Rate(10, 60.0, 5), list[float]()
+    rate = Rate(10, 60.0, 5)
     declare(store, SHOP.limit, rate=rate)
 
-    def begin(at: float, number: int = 0, *, told: bool = True) -> None:
-        world.advance(at - begin.now)  # type: ignore[attr-defined]
-        begin.now = at  # type: ignore[attr-defined]
+    def begin(number: int = 0) -> int:
         worker = start(store)
         if number:
             limited(store, number=number)
         settle_waits(store)
-        begins.extend([at] * len(began(store, worker)))
-        if told:
-            settle_waits(store)
+        return len(began(store, worker))
 
-    begin.now = 0.0  # type: ignore[attr-defined]
-    begin(0.0, 1)
-    begin(9.9, 3, told=False)
+    begun = begin(1)
+    settle_waits(store)
+    world.advance(9.9)
+    begun += begin(3)  # nobody looks at the key before its bucket, as it was stored, is full
     world.advance(0.2)
-    begin.now = 10.1  # type: ignore[attr-defined]
     store.withdraw()
-    begin(10.1, 20)
-    for at in (19.9, 29.9, 39.9, 49.9, 59.9):
-        begin(at)
-    assert len([at for at in begins if at < 60]) <= rate.most
+    begun += begin(20)
+    for seconds in (9.8, 10.0, 10.0, 10.0, 10.0):  # until just before the first of them is a minute ago
+        settle_waits(store)
+        world.advance(seconds)
+        begun += begin()
+    assert begun <= rate.most
 
 
 # ── Two templates that give one key ──
