@@ -12,6 +12,7 @@ from time import time
 
 import pytest
 
+from tenure import Job
 from tenure.cli.main import main
 from tenure.config import Settings, load
 from tenure.core.clock import Clock, system_clock
@@ -439,6 +440,21 @@ def test_a_cancel_that_comes_while_an_async_block_is_left_is_its_callers(store: 
 def test_a_block_ends_only_by_being_left(opened: Opened) -> None:
     with Guard("report", every="1d", open=opened) as job, pytest.raises(TenureError, match="when it exits"):
         job.finish(tx=object())
+
+
+@pytest.mark.parametrize(
+    ("verb", "told"),
+    [
+        (lambda job: job.gather("k", list), "it can't wait for jobs or signals; enqueue a job"),
+        (lambda job: job.join(object()), "it can't wait for jobs or signals"),
+        (lambda job: job.expect("go", int), "it can't wait for jobs or signals"),
+        (lambda job: job.flow("k"), "has no flow of its own; use jobs.flow"),
+    ],
+    ids=["gather", "join", "expect", "flow"],
+)
+def test_a_block_that_would_wait_is_told_what_to_do(opened: Opened, verb: Callable[[Job], object], told: str) -> None:
+    with Guard("report", every="1d", open=opened) as job, pytest.raises(TenureError, match=told):
+        verb(job)
 
 
 # ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────

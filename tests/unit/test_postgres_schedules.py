@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -24,9 +25,9 @@ from tenure.ports.schedules import REPLACED, Change, Schedule, Standing
 from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Record, record
 from tenure.stores.fields import identity_row
-from tenure.stores.postgres import PostgresStore, jobs, operated, schedules, server, workers
+from tenure.stores.postgres import PostgresStore, jobs, operated, schedules, schema, server, workers
 
-MIGRATIONS = server.migrations()
+MIGRATIONS = schema.migrations()
 
 
 @pytest.fixture
@@ -337,7 +338,7 @@ def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
         asks_for_no_links = getattr(jobs, name).replace("j.linked IS NOT NULL", "false")
         monkeypatch.setattr(jobs, name, asks_for_no_links.replace("j.limits IS NOT NULL", "false"))
     with monkeypatch.context() as patched:
-        patched.setattr(server, "migrations", lambda: MIGRATIONS[: request.param])
+        patched.setattr(schema, "migrations", lambda: MIGRATIONS[: request.param])
         assert store.migrate() == request.param
         store.open()
     yield store
@@ -370,19 +371,44 @@ def test_workers_of_the_version_before_go_on_while_it_migrates(before: PostgresS
     ],
 )
 def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
-    held: str, before: PostgresStore, url: str, other: psycopg.Connection
+    held: str, before: PostgresStore, url: str, other: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(schema, "MIGRATE_SECONDS", 0.0)
     worker = start(before)
-    version = before._server.fetch("SELECT max(version) FROM @.migrations")[0][0]
-    waits = any("lock_timeout" in script for number, script in MIGRATIONS if number > version)
+    waits = has_to_wait(before)
     other.execute(held.encode())
 
     with ThreadPoolExecutor(1) as thread:
         migrating = thread.submit(PostgresStore(url).migrate)
         while not migrating.done():
             assert finish(before, running(before, worker), Completed()) is State.COMPLETED
-        with pytest.raises(StoreBusy) if waits else nullcontext():  # a migration that locks no table waits for no one
+        # A migration that locks no table waits for no one.
+        session = rf"session {other.info.backend_pid} \(idle in transaction, its transaction is .* old\)"
+        with pytest.raises(StoreBusy, match=session) if waits else nullcontext():
             migrating.result()
 
     other.rollback()
     assert PostgresStore(url).migrate() == MIGRATIONS[-1][0]
+
+
+def test_a_migration_tries_again_until_the_others_transaction_has_ended(
+    before: PostgresStore,
+    url: str,
+    other: psycopg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tries = iter([lambda: None, other.rollback])
+    monkeypatch.setattr(schema, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: next(tries)()))
+    waits = has_to_wait(before)
+    other.execute("UPDATE tenure.jobs SET payload = payload")
+
+    assert PostgresStore(url).migrate() == MIGRATIONS[-1][0]
+
+    assert caplog.text.count("migrating waits for other transactions") == (2 if waits else 0)
+
+
+def has_to_wait(before: PostgresStore) -> bool:
+    """Is there a migration to come that changes a table which workers use?"""
+    version = before._server.fetch("SELECT max(version) FROM @.migrations")[0][0]
+    return any("lock_timeout" in script for number, script in MIGRATIONS if number > version)

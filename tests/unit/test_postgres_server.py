@@ -45,7 +45,7 @@ from tenure.config import load
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.ports import Filter, Landed, Progress
-from tenure.stores.postgres import PostgresStore, deadlines
+from tenure.stores.postgres import PostgresStore, deadlines, schema
 from tenure.stores.postgres import jobs as verbs
 from tenure.stores.postgres import server as module
 from tenure.stores.postgres.commits import CommitWatch
@@ -53,7 +53,7 @@ from tenure.stores.postgres.deadlines import Connection
 from waiting import until
 
 WRONG = "Wr0ng-w0rd"
-NEWEST = module.migrations()[-1][0]
+NEWEST = schema.migrations()[-1][0]
 
 _passwords = {WRONG}
 
@@ -675,7 +675,7 @@ print("ready", flush=True); sys.stdin.read(1); print(store.migrate())"""
 
     assert answers == [b"%d\n" % NEWEST] * 8
     versions = server.execute("SELECT version FROM tenure.migrations", database=urlsplit(url).path[1:])
-    assert versions == [(number,) for number, _ in module.migrations()]
+    assert versions == [(number,) for number, _ in schema.migrations()]
 
 
 def test_a_role_without_the_right_to_create_is_told_and_can_use_a_schema_made_for_it(

@@ -7,16 +7,20 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tenure import Fail, Job, JobHandle, Tenure
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, StoreError, TenureError, UnknownJob, WouldBlock
-from tenure.ports import Landed
+from tenure.ports import Claimed, Landed, Store
+from tenure.tasks.expects import asked_for
+from tenure.tasks.job import MISSING
 
 jobs = Tenure("sqlite:////nowhere/at/all.db")
 asked: list[str] = []
+LATE = "the signal 'approved' did not arrive in time"
 
 
 @dataclass
@@ -176,6 +180,27 @@ def test_after_a_time_out_without_a_default_a_replay_waits_anew() -> None:
         queue.drain()
 
         assert handle.result("0s") == "ada"
+
+
+@pytest.mark.parametrize(
+    ("ends", "anew"),
+    [
+        pytest.param([("crashed", "the worker died")], False, id="its process died before the time-out ended the job"),
+        pytest.param([("crashed", "the worker died"), ("failed", LATE)], True, id="the attempt after that one told it"),
+        pytest.param([("failed", LATE)], True, id="it died of it"),
+        pytest.param([("failed", "another error")], False, id="the handler caught the time-out"),
+        pytest.param([], True, id="nothing is kept of it"),
+    ],
+)
+def test_a_job_waits_anew_if_it_died_of_the_time_out(ends: list[tuple[str, str]], anew: bool) -> None:
+    asked = asked_for(needed, "approved", Approval, "1h", MISSING, None, shared=False)
+    attempts = [
+        SimpleNamespace(attempt=2 + number, outcome=outcome, error=error)
+        for number, (outcome, error) in enumerate([("suspended", ""), *ends], start=-1)
+    ]
+    store, claimed = SimpleNamespace(attempts=lambda _: attempts), SimpleNamespace(id="an id", attempt=9)
+
+    assert asked.is_anew('{"attempt":2}', cast(Claimed, claimed), cast(Store, store)) is anew
 
 
 @jobs.task(signals={"approved": Approval, "go": int})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial, wraps
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -61,6 +61,13 @@ class _GuardedAttempt:
     def stopping(self) -> Stopping | None:
         return self._run.stopping
 
+    @property
+    def waits(self) -> NoReturn:
+        raise TenureError(
+            f"{self._run.name}: a guarded block keeps its lock until it exits, so it can't wait for jobs or signals; "
+            "enqueue a job whose handler waits"
+        )
+
     def _check(self) -> None:
         reason = self._run.stopping
         if reason is not None:
@@ -102,6 +109,16 @@ class _GuardedAttempt:
 
     def resource(self, kind: type[T]) -> T:
         raise TenureError(f"{self._run.name}: resources are opened by workers; a guarded block opens its own")
+
+
+class _GuardedJob(Job):
+    """The Job of a guarded block."""
+
+    def flow(self, key: str, *, tx: object = None) -> NoReturn:
+        raise TenureError(
+            f"job.flow({key!r}): a guarded block runs once, so it has no flow of its own; use "
+            f"jobs.flow({key!r}), with unique= if another run must not make it again"
+        )
 
 
 def _task_of(run: GuardedRun) -> Task[..., Any]:
@@ -152,7 +169,7 @@ class _Entered:
         current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.holder.id))
         for said in filter(None, (self.run.begun.late, self.run.begun.changed)):
             _log.warning("%s: %s", self.run.name, said)
-        return Job(cast("JobBackend", attempt))
+        return _GuardedJob(cast("JobBackend", attempt))
 
     def leave(self, error: BaseException | None) -> Callable[[], None]:
         """Leave the block. Returns a function that records the outcome, which may block."""

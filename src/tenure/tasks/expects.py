@@ -50,15 +50,16 @@ class Asked(NamedTuple):
     def is_anew(self, record: str, claimed: Claimed, store: Store) -> bool:
         """Did an earlier attempt die of this time-out? Then its job was replayed, and waits once more.
 
-        A handler that caught the time-out, and went on, is not to wait for it a second time.
+        A handler that caught the time-out, and went on, is not to wait for it a second time; nor is a job whose process
+        died between the time-out and its end, which a later attempt then tells.
         """
         if not self.is_fatal(record):
             return False
         number = int(bytes(_decode(record)["attempt"]))
         if number == claimed.attempt:
             return False
-        ends = [each for each in store.attempts(claimed.id) if each.attempt == number]
-        return not ends or ends[0].outcome == "crashed" or self.late in ends[0].error
+        ends = [each for each in store.attempts(claimed.id) if each.attempt >= number]
+        return not ends or any(self.late in each.error for each in ends)
 
 
 def asked_for(

@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
 from tenure.core.clock import Clock
 from tenure.ports import Capabilities
 from tenure.stores.postgres.commits import CommitWatch
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.schedules import PostgresSchedules
+from tenure.stores.postgres.schema import check, migrate
 from tenure.stores.postgres.server import MIGRATED_BY, Server, Transaction
 from tenure.stores.postgres.texts import PostgresTexts
 from tenure.stores.postgres.wait_reads import PostgresWaitReads
@@ -63,10 +65,15 @@ class PostgresStore(
         return self._server.conninfo
 
     def migrate(self) -> int:
-        return self._server.migrate()
+        return migrate(self._server)
 
     def open(self) -> None:
         self._server.open()
+        try:
+            self._server.run(partial(check, self._server))
+        except BaseException:
+            self._server.close()
+            raise
         self._commits = CommitWatch(self._ended)
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from importlib import resources
 from random import uniform
 from typing import Any, LiteralString, TypeVar, cast
 from urllib.parse import quote
@@ -23,7 +22,6 @@ import psycopg
 from psycopg import conninfo, pq
 
 from tenure.core.clock import Clock
-from tenure.core.text import UPGRADE
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
 from tenure.ports import Readable
 from tenure.stores.postgres import deadlines
@@ -34,7 +32,6 @@ Connection = deadlines.Connection
 Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
 Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 
-OLDEST = 14
 MOST_CONNECTIONS = 20
 MOST_TRANSACTIONS = 15  #: of those, for callers' transactions: the rest are for verbs, which end soon
 BUSY_SECONDS = 5.0
@@ -42,7 +39,6 @@ TURN_SECONDS = 30.0  #: how long a caller's transaction waits until another one 
 ANSWER_SECONDS = 8.0  #: of silence; for a renewal in all: one that times out can still be repeated in time
 READ_SECONDS = 60.0  #: of silence, for reads by people
 TRIES = 5
-_MIGRATING = 0x54454E55  # "TENU": the advisory lock of a migration
 
 # A dead peer is noticed in seconds, not in two hours, and before a renewal is late; waiting for a lock ends with an
 # error; and no default of the server or the role weakens a claim (synchronous_commit, isolation). Plan types that would
@@ -82,7 +78,7 @@ _SESSION: LiteralString = f"""
     SET jit = off"""
 
 #: The server undid the whole transaction. The last: this process was stopped in it for a moment (`cut_off_after`).
-_ROLLED_BACK = (
+ROLLED_BACK = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
     psycopg.errors.IdleInTransactionSessionTimeout,
@@ -216,12 +212,8 @@ class Server:
     # ── connections ──
 
     def open(self) -> None:
+        """Keep connections from now on."""
         self._open = True
-        try:
-            self.run(self._check)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         self._open = False
@@ -386,13 +378,13 @@ class Server:
             self._end(each)
 
     def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS, *, strict: bool = False) -> T:
-        """Run `call` with a connection. If it changed nothing, as after a deadlock, it is run again: `_ROLLED_BACK`."""
+        """Run `call` with a connection. If it changed nothing, as after a deadlock, it is run again: `ROLLED_BACK`."""
         for last in (*[False] * (TRIES - 1), True):
             try:
                 with self.connection(seconds, strict=strict) as connection:
                     return call(connection)
             except StoreError as error:
-                if last or not isinstance(error.__cause__, _ROLLED_BACK):
+                if last or not isinstance(error.__cause__, ROLLED_BACK):
                     raise
             time.sleep(uniform(0.005, 0.05))  # let the other transaction get the lock it waits for
         raise AssertionError("the last try returns or raises")
@@ -404,76 +396,6 @@ class Server:
     def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
         """The same for reads by people, with a longer time limit."""
         return self.fetch(sql, *params, seconds=READ_SECONDS)
-
-    # ── the schema ──
-
-    def _check(self, connection: Connection) -> None:
-        self._check_server(connection)
-        newest = migrations()[-1][0]
-        found = connection.execute(self.sql("SELECT max(version) FROM @.migrations")).fetchone()
-        version = 0 if found is None or found[0] is None else int(found[0])
-        if version < newest:
-            raise StoreError(
-                f"{self.url}: schema {self.schema} has version {version}, this Tenure needs {newest}: "
-                f"run `{self.migrated_by}`"
-            )
-        self._refuse_newer(version, newest)
-
-    def _check_server(self, connection: Connection) -> None:
-        if connection.info.server_version < OLDEST * 10_000:
-            raise StoreError(
-                f"{self.url} is PostgreSQL {connection.info.server_version // 10_000}: Tenure needs {OLDEST} or newer"
-            )
-        encoding = connection.info.parameter_status("server_encoding")
-        if encoding not in ("UTF8", "SQL_ASCII"):
-            raise StoreError(
-                f"{self.url} is encoded in {encoding}, which can't hold every text: use a database made with "
-                "ENCODING 'UTF8'"
-            )
-
-    def _refuse_newer(self, version: int, newest: int) -> None:
-        if version > newest + 1:
-            raise StoreError(
-                f"{self.url}: schema {self.schema} has version {version}, this Tenure knows {newest} and accepts one "
-                f"newer: {UPGRADE}"
-            )
-
-    def migrate(self) -> int:
-        """Apply the missing migrations, in one transaction, one process at a time."""
-        with self.mapping_errors(), self.connect() as connection, connection.transaction():
-            return self._migrate(connection, migrations())
-
-    def _migrate(self, connection: Connection, scripts: list[tuple[int, str]]) -> int:
-        self._check_server(connection)
-        # Another process may be migrating: wait until it is done.
-        connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
-        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_MIGRATING, self.schema))
-        self._begin(connection)
-        (version,) = connection.execute(self.sql("SELECT coalesce(max(version), 0) FROM @.migrations")).fetchall()[0]
-        self._refuse_newer(version, scripts[-1][0])
-        for number, script in scripts:
-            if number > version:
-                connection.execute(self.sql(script))
-                connection.execute(self.sql("INSERT INTO @.migrations (version) VALUES (%s)"), (number,))
-                version = number
-        return int(version)
-
-    def _begin(self, connection: Connection) -> None:
-        """Create only what is missing: `IF NOT EXISTS` would require the right to create it even if it exists."""
-        made = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,)).rowcount
-        if not made:
-            connection.execute(self.sql(f'CREATE SCHEMA "{self.schema}"'))
-        table = f'"{self.schema}".migrations'
-        if (
-            not made
-            or connection.execute("SELECT FROM to_regclass(%s) AS t WHERE t IS NOT NULL", (table,)).rowcount == 0
-        ):
-            connection.execute(
-                self.sql(
-                    "CREATE TABLE @.migrations "
-                    "(version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
-                )
-            )
 
 
 def run(connection: Connection, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:
@@ -534,13 +456,6 @@ class Transaction:
             raise StoreError("this transaction has ended")
         if self._connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
             raise StoreError("this transaction has ended: a COMMIT or ROLLBACK was executed in it")
-
-
-def migrations() -> list[tuple[int, str]]:
-    """(version, script) of every file in migrations/postgres, oldest first."""
-    folder = resources.files("tenure.stores") / "migrations" / "postgres"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [(int(name.partition("_")[0]), (folder / name).read_text("utf-8")) for name in names]
 
 
 def _pooled(connection: Connection) -> bool:

@@ -75,7 +75,7 @@ CROSS JOIN json_to_record(t.body::json) AS b ("until" timestamptz, "count" bigin
   started_at timestamptz, ended_at timestamptz, host text);
 
 -- Last, for it holds up every claim until the commit. Whoever reads this table for long (pg_dump does) must not make
--- the workers wait behind us: rather than that, migrating is refused and can be tried again.
-SET LOCAL lock_timeout = '1s';
+-- the workers wait behind us: rather than that, `migrate` lets them go first and tries again.
+SET LOCAL lock_timeout = '1500ms';  -- longer than deadlock_timeout, after which autovacuum gives way
 ALTER TABLE @.workers DROP CONSTRAINT workers_runner_check,
   ADD CONSTRAINT workers_runner_check CHECK (runner IN ('worker', 'embedded', 'solo', 'guard'));

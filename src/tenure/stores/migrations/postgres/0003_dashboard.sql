@@ -1,8 +1,8 @@
 -- What an attempt logged last, and the memory of a worker. Safe while workers of the version before run.
 -- Both hold up claims until the commit, but for a moment: nothing is read or rewritten. Who has an open transaction that
 -- wrote jobs (`tx=`), or reads workers for long (pg_dump does), must not make everybody wait behind us: rather than
--- that, migrating is refused and can be tried again.
-SET LOCAL lock_timeout = '1s';
+-- that, `migrate` lets them go first and tries again.
+SET LOCAL lock_timeout = '1500ms';  -- longer than deadlock_timeout, after which autovacuum gives way
 
 CREATE TABLE @.job_logs (
   job_id  uuid NOT NULL REFERENCES @.jobs ON DELETE CASCADE,

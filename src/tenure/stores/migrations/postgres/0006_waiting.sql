@@ -4,8 +4,8 @@
 -- Safe while workers of the version before run: triggers ask for what they end and free its places, and park a job with
 -- limits that they would queue. No row is rewritten, but five indexes of jobs are built: about a second for a million rows,
 -- in which every session that uses that table waits. An open transaction that wrote jobs (`tx=`) must not make them wait for longer:
--- rather than that, migrating is refused and can be tried again.
-SET LOCAL lock_timeout = '1s';
+-- rather than that, `migrate` lets them go first and tries again.
+SET LOCAL lock_timeout = '1500ms';  -- longer than deadlock_timeout, after which autovacuum gives way
 
 ALTER TABLE @.jobs
   -- true: edges lead to or from it, so its end is asked, and it is not pruned. Else none, and never false: all columns
