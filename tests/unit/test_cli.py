@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -608,6 +608,44 @@ def test_a_bulk_change_tells_the_count_and_asks(run: Run, store: Store, monkeypa
     code, out, _ = run("jobs", "cancel", "--task", "mail", "--yes", "--reason", "spam")
     assert (code, out) == (0, "1,201 of 1,201 jobs cancelled or asked to stop\n")
     assert {job.error for job in store.search(Filter(task="mail"), limit=2).jobs} == {"spam"}
+
+
+@pytest.mark.parametrize(
+    ("command", "before", "after"),
+    [
+        (("jobs", "cancel", "--state", "queued"), State.QUEUED, State.PROCESSING),
+        (("jobs", "replay", "--task", "work"), State.DEAD, State.COMPLETED),
+        (("jobs", "delete", "--state", "dead"), State.DEAD, State.COMPLETED),
+        (("dead", "replay", "--every"), State.DEAD, State.COMPLETED),
+        (("dead", "delete", "--task", "work"), State.DEAD, State.COMPLETED),
+    ],
+    ids=["cancel", "replay", "delete", "dead replay", "dead delete"],
+)
+def test_a_bulk_change_leaves_jobs_alone_that_have_moved_since_it_asked(
+    run: Run, store: Store, monkeypatch: pytest.MonkeyPatch, command: Sequence[str], before: State, after: State
+) -> None:
+    moved = put(store) if before is State.QUEUED else ended(store, before)
+    stayed = put(store) if before is State.QUEUED else ended(store, before)
+
+    def answer() -> str:  # another operator, or a worker, was faster
+        store.replay([moved])
+        lease = claim_one(store, alive(store))
+        assert lease.job_id == moved
+        if after is State.COMPLETED:
+            assert finish(store, lease, Completed()) is after
+        return "y\n"
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdin, "readline", answer)
+    code, out, _ = run(*command)
+
+    assert code == 1
+    assert f"{moved}: nothing done: it is {after} by now" in out
+    assert "1 of 2 jobs" in out
+    assert look(store, moved).state is after
+    assert look(store, moved).cancel_reason is None
+    left = store.get(stayed)
+    assert left is None or left.state is not before
 
 
 def test_one_job_says_what_became_of_it(run: Run, store: Store) -> None:

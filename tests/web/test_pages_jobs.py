@@ -16,7 +16,21 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from conformance.factories import World, bring, draft, finish, look, made, put, running, schedule, standing, start, tick
+from conformance.factories import (
+    World,
+    bring,
+    claim_one,
+    draft,
+    finish,
+    look,
+    made,
+    put,
+    running,
+    schedule,
+    standing,
+    start,
+    tick,
+)
 from conformance.scene import paused_and_late
 from tenure import Secret, Tenure
 from tenure.config import Settings, load
@@ -320,6 +334,19 @@ def test_a_bulk_action_on_chosen_jobs_says_of_whom_it_could_not_be_done(web: Web
     assert told.startswith("1 job queued again; 1 job left as it was")
     assert queued in told
     assert look(store, dead).state is State.QUEUED
+
+
+@pytest.mark.parametrize("verb", ["replay", "delete"])
+def test_a_chosen_job_that_somebody_else_replayed_meanwhile_is_left_alone(web: Web, store: Store, verb: str) -> None:
+    first, other = bring(store, State.DEAD).job_id, bring(store, State.DEAD).job_id
+    page = web.get(web.post("/jobs/bulk/ask", verb=verb, id=[first, other], all="")[0])
+    store.replay([first])
+    assert finish(store, claim_one(store, start(store)), Completed()) is State.COMPLETED
+
+    _, told = web.post("/jobs/bulk", **hidden(page, "/jobs/bulk"), confirm="delete 2")
+
+    assert f"1 job left as it was, {first}: nothing done: it is completed by now" in told
+    assert (look(store, first).state, look(store, first).attempt) == (State.COMPLETED, 2)
 
 
 def test_nothing_chosen_is_nothing_done(web: Web, store: Store) -> None:

@@ -369,7 +369,8 @@ def _act(
             refs = admin.jobs.refs(all_of)
             _ask(verb, refs, shared)
         pace = None if per_minute is None else admin.jobs.pace(per_minute, all_of)
-        return _carry_out(admin, verb, refs, reason, shared, pace)
+        among = all_of.states if all_of else None
+        return _carry_out(admin, verb, refs, shared, reason=reason, pace=pace, among=among)
 
 
 def _named(admin: Admin, ids: Sequence[str]) -> list[str]:
@@ -385,12 +386,20 @@ def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
 
 
 def _carry_out(
-    admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, shared: Shared, pace: Pace | None = None
+    admin: Admin,
+    verb: Verb,
+    refs: Sequence[JobRef],
+    shared: Shared,
+    *,
+    reason: str = "",
+    pace: Pace | None = None,
+    among: frozenset[State] | None = None,
 ) -> int:
+    """`among`: the states of the jobs that were named or counted; one that has left them is left alone."""
     acted: list[Acted] = []
     try:
         with progress_bar(verb) as step:
-            for batch in admin.jobs.act(verb, refs, reason, pace=pace):
+            for batch in admin.jobs.act(verb, refs, reason, pace=pace, among=among):
                 acted += batch
                 step(len(acted), len(refs))
     except KeyboardInterrupt:
@@ -491,4 +500,4 @@ def _act_on_dead(
             refs = admin.jobs.refs(all_of)
             _ask(verb, refs, shared)
         pace = None if per_minute is None else admin.jobs.pace(per_minute, all_of)
-        return _carry_out(admin, verb, refs, "", shared, pace)
+        return _carry_out(admin, verb, refs, shared, pace=pace, among=_DEAD)

@@ -65,18 +65,25 @@ class Jobs(JobReads):
         return Pace(self._access.store, per_minute, where)
 
     def act(
-        self, verb: Verb, refs: Sequence[JobRef], reason: str = "", *, pace: Pace | None = None
+        self,
+        verb: Verb,
+        refs: Sequence[JobRef],
+        reason: str = "",
+        *,
+        pace: Pace | None = None,
+        among: frozenset[State] | None = None,
     ) -> Iterator[list[Acted]]:
         """Cancel, promote, replay or delete these jobs, batch by batch, with a result for each job.
 
-        `pace`: when each of the replayed jobs is due.
+        `pace`: when each of the replayed jobs is due. `among`: a job that is in none of these states by now is left
+        alone, as when somebody else acted on it while this operator was asked.
         """
         if not refs:
             return
         subject = refs[0].id if len(refs) == 1 else f"{len(refs)} jobs, {refs[0].id} to {refs[-1].id}"
         with self._access.recorded(f"jobs.{verb}", subject, **_details(reason, pace)) as said:
             landed, says = 0, ""
-            for acted in self._act(verb, refs, reason, pace):
+            for acted in self._act(verb, refs, reason, pace, among):
                 landed, says = landed + sum(each.landed for each in acted), acted[-1].says
                 yield acted
             said.append(says if len(refs) == 1 else f"{landed} of {len(refs)}")
@@ -191,9 +198,18 @@ class Jobs(JobReads):
             self._access.notifier.announce([Ring(rung, job.queue, (job_id,))])
         return acted
 
-    def _act(self, verb: Verb, refs: Sequence[JobRef], reason: str, pace: Pace | None = None) -> Iterator[list[Acted]]:
+    def _act(
+        self,
+        verb: Verb,
+        refs: Sequence[JobRef],
+        reason: str,
+        pace: Pace | None = None,
+        among: frozenset[State] | None = None,
+    ) -> Iterator[list[Acted]]:
         for start in range(0, len(refs), BATCH):
-            batch = refs[start : start + BATCH]
+            whole = refs[start : start + BATCH]
+            moved = dict[str, Acted]() if among is None else self._moved(whole, among)
+            batch = [ref for ref in whole if ref.id not in moved]
             ids = [ref.id for ref in batch]
             # To the millisecond, as stores keep them: a delay that rounds to 0 must ring as due at once.
             delays = (
@@ -212,7 +228,17 @@ class Jobs(JobReads):
                 self._access.notifier.announce(
                     Ring(rung, queue, tuple(some)) for (queue, rung), some in sorted(landed.items())
                 )
-            yield [acted[ref.id] for ref in batch]
+            acted |= moved
+            yield [acted[ref.id] for ref in whole]
+
+    def _moved(self, refs: Sequence[JobRef], among: frozenset[State]) -> dict[str, Acted]:
+        """Those that are in none of these states by now."""
+        now = self.states([ref.id for ref in refs])
+        return {
+            job_id: Acted(job_id, landed=False, says=f"nothing done: it is {state} by now" if state else "no such job")
+            for job_id, state in now.items()
+            if state not in among
+        }
 
     def _applied(
         self, verb: Verb, refs: Sequence[JobRef], reason: str, delays: Mapping[str, float]

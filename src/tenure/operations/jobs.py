@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -24,6 +24,7 @@ from tenure.worker.job_log import Log
 from tenure.worker.job_log import decode as decode_log
 
 BATCH = 500
+_AT_ONCE = 50  #: jobs whose states are read at once: a completed one is read with its result
 MOST_ENDED = 100_000  #: jobs counted at a time, for each ended state
 WITHIN = 10_000  #: rows that one step of a long walk reads, so that no single read takes long
 MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; its result says if there are more
@@ -260,6 +261,15 @@ class JobReads:
             found.extend(JobRef(job.id, job.queue, job.state) for job in page.jobs)
             if (cursor := page.cursor) is None:
                 return found[::-1]
+
+    def states(self, ids: Sequence[str]) -> dict[str, State | None]:
+        """The state of each of these jobs now. None: there is no such job."""
+        found = dict[str, State | None]()
+        for start in range(0, len(ids), _AT_ONCE):
+            seen = dict.fromkeys(ids[start : start + _AT_ONCE], "")
+            for each in self._access.store.updates(seen, limit=_AT_ONCE):
+                found[each.id] = each.status.state if each.status else None
+        return found
 
     def ref(self, job_id: str, among: frozenset[State] = frozenset()) -> JobRef:
         """One job, if it is in one of these states (none: any). Raises UnknownJob."""

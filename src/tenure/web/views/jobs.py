@@ -219,7 +219,18 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"verb": verb, "back": back(view.query, "/jobs"), "cursor": cursor}
     shown["per_minute"] = view.query.get("per_minute", "")
     if not every:
-        return {**shown, "ask": None, "ids": ids, "count": len(ids), "more": False, "done": 0, "only": "", "words": ""}
+        was = view.admin.jobs.states(ids)
+        return {
+            **shown,
+            "ask": None,
+            "ids": ids,
+            "was": was,
+            "count": len(ids),
+            "more": False,
+            "done": 0,
+            "only": "",
+            "words": "",
+        }
     now, given = view.admin.now(), JobQuery.of(view.all.multi_items())
     ask = given.fixed(now, payloads=view.user.payloads)
     key, where = ("bulk", verb, str(given.query), cursor), ask.filter(now, payloads=view.user.payloads)
@@ -244,7 +255,8 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
         confirm(form.get("confirm", ""), form.get("count", ""))
     to, reason, per_minute = back(form, "/jobs"), form.get("reason", "").strip(), _per_minute(verb, form)
     if form.get("all") != "yes":
-        return _act(view, verb, [text for name, text in fields if name == "id"], reason, per_minute), to
+        was = dict(text.split(":", 1) for name, text in fields if name == "was" and ":" in text)
+        return _act(view, verb, [text for name, text in fields if name == "id"], was, reason, per_minute), to
     ask = JobQuery.of(fields)
     if verb == "delete":
         _recount(view, ask, form)
@@ -279,14 +291,22 @@ def confirm(typed: str, number: str) -> None:
         )
 
 
-def _act(view: View, verb: Verb, ids: Sequence[str], reason: str, per_minute: int | None) -> str:
+def _act(
+    view: View, verb: Verb, ids: Sequence[str], was: Mapping[str, str], reason: str, per_minute: int | None
+) -> str:
+    """`was`: the state of each when the operator was asked. One that has ended otherwise since is left alone."""
     refs: list[JobRef] = []
     gone: list[Acted] = []
     for job_id in dict.fromkeys(ids):
         try:
-            refs.append(view.admin.jobs.ref(canonical(job_id)))
+            ref = view.admin.jobs.ref(canonical(job_id))
         except UnknownJob:
             gone.append(Acted(job_id, landed=False, says="no such job"))
+            continue
+        if verb in ("replay", "delete") and was.get(job_id, ref.state) != ref.state:
+            gone.append(Acted(job_id, landed=False, says=f"nothing done: it is {ref.state} by now"))
+        else:
+            refs.append(ref)
     pace = None if per_minute is None else view.admin.jobs.pace(per_minute)
     acted = [each for batch in view.admin.jobs.act(verb, refs, reason, pace=pace) for each in batch]
     refused = [*gone, *(each for each in acted if not each.landed)]
