@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import threading
@@ -165,8 +166,23 @@ def app(folder: Path, **options: Any) -> Tenure:
         return "x" * size
 
     @jobs.task(stale_after="2s")
+    def watched_text(job: Job, text: str) -> int:
+        return len(text)
+
+    @jobs.task(stale_after="2s")
     def watched(job: Job, size: int) -> str:
         return "x" * size
+
+    @jobs.task(stale_after="2s", timeout="60s")
+    async def reports(job: Job[str], size: int) -> None:
+        job.progress(0.0, checkpoint="c" * size)
+        while (job.checkpoint or "") != "enough":
+            job.progress()
+            await asyncio.sleep(0.05)
+
+    @jobs.task(retry=1)
+    def keeps(job: Job, size: int) -> str:
+        return job.once("key", lambda: "x" * size)
 
     @jobs.task(timeout="30s")
     def work(job: Job[str], text: str) -> str:
@@ -241,8 +257,6 @@ async def large_from_a_loop(jobs: Tenure) -> str:
 
 
 def test_large_values_go_there_from_an_event_loop(jobs: Tenure) -> None:
-    import asyncio
-
     assert asyncio.run(large_from_a_loop(jobs)) == BIG
 
 
@@ -328,6 +342,84 @@ def test_a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs
         until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 2, "it is active")
         behind.refuses = None
         assert len(handle.result("60s")) == 5000
+
+
+@plain
+@pytest.mark.thorough
+def test_a_job_that_reports_is_active_while_its_checkpoint_waits_for_the_bucket(behind: Moody, jobs: Tenure) -> None:
+    store = jobs.client().store
+    behind.refuses = ConnectionRefusedError("refused")
+    with jobs.worker(concurrency=1):
+        handle = jobs.tasks["reports"].enqueue(5000)
+        until(lambda: behind.calls, "its checkpoint is brought there")
+        seen = {look(store, str(handle.id)).last_activity_at}
+        until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 3, "it is active")
+        assert look(store, str(handle.id)).checkpoint is None
+        behind.refuses = None
+        until(lambda: look(store, str(handle.id)).checkpoint, "its checkpoint is stored")
+        handle.cancel()
+
+
+@plain
+@pytest.mark.thorough
+def test_a_job_whose_arguments_are_fetched_is_not_taken_for_one_that_hangs(behind: Moody, jobs: Tenure) -> None:
+    store = jobs.client().store
+    handle = jobs.tasks["watched_text"].enqueue(BIG)
+    behind.answers.clear()
+    behind.calls.clear()
+    with jobs.worker(concurrency=1):
+        until(lambda: behind.calls, "they are fetched")
+        seen = {look(store, str(handle.id)).last_activity_at}
+        until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 2, "it is active")
+        assert handle.status().attempt == 1
+        behind.answers.set()
+        assert handle.result("60s") == 3000
+
+
+@plain
+def test_a_record_that_the_bucket_does_not_take_costs_no_failure_however_often(behind: Moody, jobs: Tenure) -> None:
+    store = jobs.client().store
+    handle = jobs.tasks["keeps"].enqueue(1100)
+    behind.refuses = PermissionError("access denied")
+    with jobs.worker(concurrency=1):
+        for tries in range(1, 8):
+            until(lambda: len(store.attempts(str(handle.id))) == tries, "it is put off")  # noqa: B023
+            assert handle.status().failures == 0
+            if tries == 7:
+                behind.refuses = None
+            store.promote_now([str(handle.id)])
+            jobs.client().notifier.announce([])
+        assert len(handle.result("60s")) == 1100
+
+
+class Away:
+    """A codec whose key server does not answer for a while."""
+
+    def __init__(self) -> None:
+        self.codec, self.fails = AesSiv(KEY), 0
+
+    @property
+    def key(self) -> str:
+        return self.codec.key
+
+    def encode(self, data: bytes, about: str) -> bytes:
+        if self.fails and about.startswith("result"):
+            self.fails -= 1
+            raise ConnectionRefusedError("the key server refuses")
+        return self.codec.encode(data, about)
+
+    def decode(self, data: bytes, about: str, key: str) -> bytes:
+        return self.codec.decode(data, about, key)
+
+
+def test_a_codec_that_fails_for_a_moment_costs_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_MAX_RESULT", str(MOST))
+    codec = Away()
+    with app(tmp_path, codec=codec) as jobs, jobs.worker(concurrency=1):
+        codec.fails = 3
+        handle = jobs.tasks["grow"].enqueue(5000)
+        assert len(handle.result("60s")) == 5000
+        assert (handle.status().attempt, codec.fails) == (1, 0)
 
 
 @plain

@@ -83,7 +83,7 @@ class Attempt(Reporting[Host]):
     stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
     raised: BaseException | None = None  #: what its code raised, for the log
     swallowed: tuple[str, BaseException] | None = None  #: the @jobs.around that swallowed an error, and the error
-    over = False  #: its code has stopped
+    _lock: threading.Lock | None = None  #: if its code runs in another thread: held to stop it, and as it begins
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
     handle: asyncio.Task[None] | None = None  #: of its code, or of the wait for its thread; None: it has not begun
     _timer: asyncio.TimerHandle | None = None
@@ -113,6 +113,7 @@ class Attempt(Reporting[Host]):
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
         if self.fetches:
             self.active = inf  # neither silent nor late before it has its arguments
+            self.keep_active()
         elif self.claimed.timeout is not None:
             self._begin_timer()
         if not self.task.is_async:
@@ -378,7 +379,7 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit | Lost))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
-        case LeaseLost():
+        case LeaseLost() if attempt.lost or attempt.stopping == "lease_lost":  # not that of a guard in its code
             return None
         case Locked() as unread:
             return locked(attempt.claimed, unread)

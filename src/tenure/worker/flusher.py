@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 
-from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, State, outcome_name
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State, outcome_name
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import (
+    UNKNOWN_TASK,
     AttemptFailed,
     Events,
     JobDied,
@@ -135,25 +136,39 @@ class OutcomeFlusher:
             slots.permits.done(end.lease for end in batch if end.lease not in set_aside)
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
-        unreported = set[Attempt]()
+        busy = await self._store_reports(batch)  # first: once an outcome is stored, no report is
+        ready = [end for end in ends if end.attempt not in busy] if busy else ends
         answers: list[Answer | Busy] = []
-        while True:
-            unreported |= self._progress.take_unstored(batch)
-            some: Sequence[End] = ()
+        while len(answers) < len(ready):
+            some = self._portion.of(ready[len(answers) :], _size)
             try:
-                if unreported:
-                    await self._access.write(self._progress.store, unreported)
-                while len(answers) < len(ends):
-                    some = self._portion.of(ends[len(answers) :], _size)
-                    answers += await self._access.write(self._finish, some)
-                    self._portion.landed()
+                answers += await self._access.write(self._finish, some)
             except StoreError as error:
-                if some:
-                    self._portion.failed(len(some))
+                self._portion.failed(len(some))
                 await self._access.retry_later("write", error)
             else:
-                self._access.recovered("write")
-                return answers
+                self._portion.landed()
+        self._access.recovered("write")
+        if not busy:
+            return answers
+        found = iter(answers)
+        return [Busy() if end.attempt in busy else next(found) for end in ends]
+
+    async def _store_reports(self, batch: list[End]) -> set[Attempt]:
+        """Store what these have reported. Returns those whose rows another transaction has locked: they end later."""
+        unreported = set[Attempt]()
+        while True:
+            unreported |= self._progress.take_unstored(batch)
+            if not unreported:
+                return set()
+            try:
+                _, busy = await self._access.write(self._progress.store, unreported)
+            except StoreError as error:
+                await self._access.retry_later("write", error)
+            else:
+                for attempt in busy:
+                    self._progress.reported(attempt)
+                return set(busy)
 
     def _finish(self, ends: Sequence[End]) -> list[Answer | Busy]:
         return halving(self._finish_all, self._fail, ends)
@@ -204,7 +219,7 @@ class OutcomeFlusher:
             )
             self._events.emit(JobRescued(rescued=taken))
         elif outcome is not None:
-            self._tally.count("outcomes", job.task, outcome_name(outcome))
+            self._tally.count("outcomes", _label(end), outcome_name(outcome))
         if isinstance(outcome, Released):
             self.released += 1
         elif isinstance(outcome, Failed | Crashed):
@@ -241,6 +256,12 @@ def _completed(ends: Iterable[End], answers: Iterable[Answer | Busy]) -> Iterabl
             job = end.claimed
             about = Running(job.id, job.task, job.queue, job.attempt, end.lease.worker_id)._asdict()
             yield "%s %s has completed, attempt %d", (job.task, job.id, job.attempt), about
+
+
+def _label(end: End) -> str:
+    """Its task, for metrics. Any text may be the name of a task that no worker knows, even one with an id in it."""
+    is_unknown = isinstance(end.outcome, Snoozed) and end.outcome.reason.startswith(UNKNOWN_TASK)
+    return "(unknown)" if end.attempt is None and is_unknown else end.claimed.task
 
 
 def _size(end: End) -> int:

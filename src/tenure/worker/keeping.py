@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from tenure.core.lifecycle import Completed
-from tenure.errors import BucketAway
+from tenure.errors import StoreAway
 from tenure.ports import Text
 from tenure.worker.access import StoreAccess
 from tenure.worker.slots import End
@@ -60,7 +60,7 @@ class Keeping:
                     break
                 waited = True
                 await asyncio.shield(asyncio.wrap_future(keeping))
-            except BucketAway:
+            except StoreAway:  # the bucket, or the server that has the codec's keys
                 await asyncio.sleep(AGAIN_SECONDS)
         if waited:
             self._tally.time("store", "offload", monotonic() - began)

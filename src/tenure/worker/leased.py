@@ -45,6 +45,7 @@ class Leased(Generic[W]):
     lease: Lease
     loop: asyncio.AbstractEventLoop
     stopping: Stopping | None = None
+    lost = False  #: a write under its lease was refused
     finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the outcome of the code counts
     _waits: Waits | None = None
 
@@ -86,6 +87,8 @@ class Leased(Generic[W]):
         return waits_for_others(self.store, self.claimed)
 
     def lease_lost(self) -> LeaseLost:
+        """Its lease is lost: what its code is told."""
+        self.lost = True
         return LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
 
     def misfit(self, why: str) -> Exception:
@@ -129,6 +132,7 @@ class Leased(Generic[W]):
         answer = self.store.finish([(self.lease, Completed(result))], tx=tx)[0]
         if isinstance(answer, NotLanded):
             self.host.refused(self.lease, f"completed refused: {answer.stands}")
+            self.lost = True
             raise LeaseLost(answer.stands)
         self.finished = True
 

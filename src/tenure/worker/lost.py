@@ -1,7 +1,8 @@
 """A handler that failed because a connection was lost: to the store, or to a database of its own (drivers.py).
 
 That is not a failure of the code: the job runs again, uncharged. The job may still be the cause, as when its query
-takes the server down each time: after five lost connections in the kept attempts the sixth is an ordinary failure.
+takes the server down each time: after five lost connections in the kept attempts the sixth is an ordinary failure. The
+bucket of large values is no cause of that kind: a job that needs it waits for as long as it is away.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from random import random
 from typing import Any
 
 from tenure.core.retry import Fail, Snooze, full_jitter
-from tenure.errors import StoreError
+from tenure.errors import BucketAway, StoreError
 from tenure.events import LOST
 from tenure.worker.drivers import connection_lost
 from tenure.worker.leased import Leased
+from tenure.worker.misfits import delay_of
 from tenure.worker.signals import leaves
 
 FREE = 5  #: lost connections of one job that cost nothing
@@ -63,11 +65,12 @@ def judged(attempt: Leased[Any], error: BaseException) -> BaseException:
         before = [each for each in store.attempts(claimed.id) if each.error.startswith(LOST)]
     except StoreError:  # its outcome will wait for the store, too
         before = []
-    if len(before) >= FREE:
+    away = all(any(isinstance(each, BucketAway) for each in _causes(leaf)) for leaf in leaves(error))
+    if len(before) >= FREE and not away:
         return error
     kind = type(error).__name__
     why = kind if store.capabilities.sealed else f"{kind}: {error}".partition("\n")[0]
-    delay = full_jitter(len(before), BASE_SECONDS, CAP_SECONDS, random())
+    delay = delay_of(claimed) if away else full_jitter(len(before), BASE_SECONDS, CAP_SECONDS, random())
     found = Lost(timedelta(seconds=delay), f"{LOST}: {why}")
     found.__cause__ = error
     return found

@@ -35,7 +35,7 @@ _log = logging.getLogger("tenure.worker")
 def unknown_task(claimed: Claimed) -> Snoozed:
     """The outcome of a job of a task that this worker does not know: a delay that grows from 5 s to 5 min."""
     _log_once("jobs of %s wait for a worker that knows the task: %s", claimed.task, DEPLOY)
-    return Snoozed(_delay(claimed), f"{UNKNOWN_TASK} {claimed.task!r}", ours=True)
+    return Snoozed(delay_of(claimed), f"{UNKNOWN_TASK} {claimed.task!r}", ours=True)
 
 
 def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
@@ -49,9 +49,9 @@ def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
         _log_once(
             "jobs of %s wait until their values can be fetched; %s", claimed.task, "tenure jobs explain says more"
         )
-        return Snoozed(_delay(claimed), clean(f"{NOT_FETCHED} {error.lacks}", MAX_REASON), ours=True)
+        return Snoozed(delay_of(claimed), clean(f"{NOT_FETCHED} {error.lacks}", MAX_REASON), ours=True)
     _log_once("jobs of %s wait for a worker with their key: %s", claimed.task, error.why)
-    return Snoozed(_delay(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
+    return Snoozed(delay_of(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
 
 
 def sealed_in(claimed: Claimed) -> Locked | None:
@@ -63,7 +63,8 @@ def sealed_in(claimed: Claimed) -> Locked | None:
     return None
 
 
-def _delay(claimed: Claimed) -> float:
+def delay_of(claimed: Claimed) -> float:
+    """How long a job waits that can't run here: 5 s, then ever longer, up to 5 min."""
     tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
     return min(SHORTEST_SECONDS * 2.0 ** min(tries, 10), LONGEST_SECONDS)
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tenure.errors import BadData, BucketAway, StoreError
-from tenure.ports import Progress, Text
+from tenure.errors import BadData, BucketAway, StoreBusy, StoreError
+from tenure.ports import Busy, Progress, Text
 from tenure.worker.access import Portion, StoreAccess, halving
 from tenure.worker.executor import Attempt
 from tenure.worker.keeping import Keeping
@@ -40,13 +40,15 @@ class ProgressFlusher:
     async def _flush(self) -> None:
         attempts = self._flushing = self._reported.copy()  # atomic, as is the next step: other threads add to the set
         self._reported -= attempts
-        for attempt in [each for each in attempts if self.has_large(each)]:
-            attempts.discard(attempt)  # no other report waits for the bucket
+        large = {each for each in attempts if self.has_large(each)}
+        attempts -= large  # no other report waits for the bucket
+        for attempt in large:
             self._begin_large(attempt)
-        if not attempts:
+        active = [each for each in large if each.claimed.stale_after is not None]
+        if not attempts and not active:
             return
         try:
-            refused = await self._access.write(self.store, attempts)
+            refused = await self._access.write(self._store_some, attempts, active)
         except StoreError as error:
             self._access.unavailable("write", error)
             self._reported.update(attempts)
@@ -55,6 +57,13 @@ class ProgressFlusher:
             for attempt in refused:
                 self._lost(attempt)
         self._flushing = set()
+
+    def _store_some(self, attempts: Iterable[Attempt], active: Sequence[Attempt]) -> list[Attempt]:
+        """Store their newest reports, and of `active` only that they have reported. Returns the attempts refused."""
+        refused, busy = self.store(attempts)
+        self._reported.update(busy)
+        landed = self._access.store.progress([Progress(lease=each.lease) for each in active]) if active else []
+        return refused + [each for each, stored in zip(active, landed, strict=True) if not stored]
 
     def _lost(self, attempt: Attempt) -> None:
         """Code that has ended need not be stopped: its outcome will be refused, too."""
@@ -144,23 +153,39 @@ class ProgressFlusher:
 
     # ── in the writer threads ──
 
-    def store(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Store the newest report of each; return the attempts refused. After an error, all are put back for later."""
+    def store(self, attempts: Iterable[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
+        """Store the newest report of each. Returns the attempts refused, and those whose rows another one has locked.
+
+        After an error, all reports are put back for later; else only those of locked rows.
+        """
         with self._storing:
             taken = [(attempt, report) for attempt in attempts if (report := attempt.take_report()) is not None]
-            reports, landed = [report for _, report in taken], list[bool]()
+            reports, landed = [report for _, report in taken], list[bool | Busy]()
             some: Sequence[Progress] = ()
             try:
                 while len(landed) < len(reports):
                     some = self._portion.of(reports[len(landed) :], _size)
-                    landed += halving(self._access.store.progress, self._salvage, some)
+                    landed += self._each_stored(some)
                     self._portion.landed()
             except StoreError:
                 self._portion.failed(len(some))  # at least one report: the store is not called without any
                 for attempt, report in taken:
                     attempt.put_back(report)
                 raise
-        return [attempt for (attempt, _), stored in zip(taken, landed, strict=True) if not stored]
+            busy = [each for each, stored in zip(taken, landed, strict=True) if isinstance(stored, Busy)]
+            for attempt, report in busy:
+                attempt.put_back(report)
+        refused = [attempt for (attempt, _), stored in zip(taken, landed, strict=True) if stored is False]
+        return refused, [attempt for attempt, _ in busy]
+
+    def _each_stored(self, reports: Sequence[Progress]) -> list[bool | Busy]:
+        """A checkpoint whose row another transaction has locked can't be stored now: it delays no other report."""
+        try:
+            return [*halving(self._access.store.progress, self._salvage, reports)]
+        except StoreBusy:
+            if len(reports) == 1:
+                return [Busy()]
+            return [stored for each in reports for stored in self._each_stored([each])]
 
     def _salvage(self, report: Progress, error: BadData) -> bool:
         try:

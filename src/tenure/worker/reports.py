@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
 from dataclasses import replace
+from math import inf
 
 from tenure.ports import Progress
 from tenure.worker.job_log import JobLog
@@ -14,21 +14,33 @@ from tenure.worker.leased import Leased, W
 class Reporting(Leased[W]):
     """The part of an attempt that keeps the newest report."""
 
-    active = 0.0  #: when it last reported progress, by the loop's clock
+    active = 0.0  #: when it last reported progress, by the loop's clock; infinite while its values are fetched
+    over = False  #: its code has stopped
     _report: Progress | None = None
     _log: JobLog | None = None  #: the lines its code has logged, if any
-    _lock: threading.Lock | None = None
+    _report_lock: threading.Lock | None = None
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
         self.check()
         self.active = self.loop.time()
-        lock = self._lock
-        if lock is None:
+        with self._reporting:
             self._merge(fraction, stage, message, checkpoint)
-        else:
-            with lock:
-                self._merge(fraction, stage, message, checkpoint)
         self._reported()
+
+    @property
+    def _reporting(self) -> threading.Lock:
+        """Held by its code, on the loop or in a thread, and by the thread that stores its reports."""
+        return self._report_lock or self.__dict__.setdefault("_report_lock", threading.Lock())
+
+    def keep_active(self) -> None:
+        """While the worker fetches its values: no other host is to believe that the job hangs."""
+        limit = self.claimed.stale_after
+        if limit is None or self.over or self.active != inf:
+            return
+        with self._reporting:
+            self._merge(None, None, None, None)
+        self._reported()
+        self.loop.call_later(limit / 3, self.keep_active)
 
     def _merge(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
         old = self._report
@@ -43,7 +55,7 @@ class Reporting(Leased[W]):
 
     def take_report(self) -> Progress | None:
         """Remove and return the unstored report, with the log if it has grown; the caller must store it."""
-        with self._lock or nullcontext():
+        with self._reporting:
             report, self._report = self._report, None
         log = self._log
         if log is None or not log.unstored:
@@ -71,7 +83,7 @@ class Reporting(Leased[W]):
         """Keep a report that could not be stored; values reported since take precedence."""
         if report.log is not None and self._log is not None:
             self._log.unstored = True
-        with self._lock or nullcontext():
+        with self._reporting:
             since, self._report = self._report, replace(report, log=None)
             if since is not None:
                 self._merge(since.fraction, since.stage, since.message, since.checkpoint)

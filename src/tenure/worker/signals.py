@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from tenure.core.retry import Fail, Snooze
-from tenure.errors import JobStopped, LeaseLost, TenureError
+from tenure.errors import JobStopped, LeaseLost, Locked, TenureError
 from tenure.tasks.waits import Suspend, together
 
 
@@ -26,8 +26,8 @@ def signal_in(error: BaseException) -> BaseException:
     """The signal that a group stands for, or the error itself.
 
     A lost lease or a final Fail counts whatever else a group holds. Beside an error that is not a signal, a Snooze or
-    another Fail does not: that error is a failure. Of several signals a Fail counts first, then the longest Snooze.
-    Several that suspend the job wait together.
+    another Fail does not: that error is a failure. Of several signals a Fail counts first, then a value that can't be
+    read, then the longest Snooze. Several that suspend the job wait together.
 
     >>> signal_in(ExceptionGroup("", [Snooze("1s"), ExceptionGroup("", [Snooze("1m")])]))
     Snooze('snoozed for 1m')
@@ -39,11 +39,14 @@ def signal_in(error: BaseException) -> BaseException:
     snoozes = [each for each in found if isinstance(each, Snooze)]
     fails = [each for each in found if isinstance(each, Fail)]
     suspends = [each for each in found if isinstance(each, Suspend)]
-    if len(snoozes) + len(fails) + len(suspends) < len(found):
+    unread = [each for each in found if isinstance(each, Locked)]
+    if len(snoozes) + len(fails) + len(suspends) + len(unread) < len(found):
         return error
-    if snoozes and not fails:
-        return max(snoozes, key=lambda each: each.delay)
-    return fails[0] if fails else together(suspends)
+    if fails:
+        return fails[0]
+    if unread:
+        return max(unread, key=lambda each: each.altered)  # that one can be read nowhere
+    return max(snoozes, key=lambda each: each.delay) if snoozes else together(suspends)
 
 
 def came_of_a_stop(error: BaseException) -> bool:

@@ -72,7 +72,7 @@ class StopWatch:
         if not slots.stuck:
             slots.stuck, self._stuck_since = True, now
         lost = any(attempt.stopping == "lease_lost" for attempt in stuck)
-        neighbours = len(slots.running) - len(stuck) + len(slots.backlog)
+        neighbours = len(slots.running) - len(stuck) + slots.backlog.unstored()
         if not self._reported and (not neighbours or lost or now - self._stuck_since > slots.plan.grace):
             self._reported = True
             on_stuck({attempt.claimed.id: attempt.verdict for attempt in stuck if attempt.verdict is not None})
