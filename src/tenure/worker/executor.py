@@ -374,8 +374,10 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             try:
                 pause = None if limit is None else limit.key_of(attempt.claimed.payload)
             except InvalidArguments as unkeyed:  # the job itself is put off all the same
-                pause, reason = None, f"{reason} (the key to pause can't be told: {unkeyed})".lstrip()
-                _log.warning("%s %s: %s", attempt.claimed.task, attempt.claimed.id, reason)
+                told = f"the key to pause can't be told: {unkeyed}"
+                pause, reason = None, f"{reason} ({told})".lstrip()
+                shown = "the key to pause can't be told" if attempt.store.capabilities.sealed else reason
+                _log.warning("%s %s: %s", attempt.claimed.task, attempt.claimed.id, shown)
             return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit | Lost))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
