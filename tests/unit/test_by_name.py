@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from tenure import JobHandle, Retry, Tenure
+from tenure import Job, JobHandle, Retry, Tenure
 from tenure.errors import InvalidArguments, InvalidOption, UnknownTask, WouldBlock
 from tenure.maintenance.holder import identity
 from tenure.testing import TestQueue
@@ -160,6 +160,31 @@ def test_a_task_of_this_app_is_checked_here_with_its_arguments_and_its_options(s
         job = shop.client().store.get(str(handle.id))
         assert job is not None
         assert (job.queue, job.unique, job.max_failures) == ("billing", "order:7", 3)
+
+
+def test_a_task_with_an_iterator_is_enqueued_by_name_and_gathered_by_a_call(shop: Tenure) -> None:
+    @shop.task
+    def total(numbers: Iterator[int], start: int = 0) -> int:
+        return sum(numbers, start)
+
+    @shop.task
+    def parent(job: Job) -> list[int]:
+        return job.gather("k", lambda: [total.bind([1, 2]), total.bind([3])])  # type: ignore[list-item]
+
+    with shop.testing() as queue:
+        handle = shop.enqueue("total", {"numbers": [1, 2], "start": 4})
+        queue.drain()
+        assert handle.result("0s") == 7
+    assert parent.call() == [3, 3]
+
+    async def acall() -> list[int]:
+        return await aparent.acall()
+
+    @shop.task
+    async def aparent(job: Job) -> list[int]:
+        return await job.agather("k", lambda: [total.bind([1, 2])])  # type: ignore[list-item]
+
+    assert asyncio.run(acall()) == [3]
 
 
 def test_the_names_are_read_once_for_many_jobs(sender: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import threading
@@ -18,7 +19,7 @@ from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, 
 from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob, WouldBlock
 from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Draft, Enqueued, Ring, Update, WorkerIdentity
+from tenure.ports import Draft, Enqueued, Filter, Ring, Update, WorkerIdentity
 from tenure.stores.memory import MemoryStore
 from tenure.tasks import client, gather
 from tenure.tasks.client import Client
@@ -128,6 +129,24 @@ def test_bells_ring_once_a_queue_and_after_the_jobs_are_stored(rig: Rig) -> None
         Ring("queued", "default", (a.id, b.id)),
         Ring("queued", "slow", (slow.id,)),
     ]
+
+
+def test_what_a_notifier_raises_hides_no_stored_job(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(rings: Iterable[Ring]) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(rig.bell, "announce", fail)
+
+    async def both() -> list[list[Enqueued]]:
+        return await asyncio.gather(rig.client.aenqueue([draft()]), rig.client.aenqueue([draft()]))
+
+    answers = [rig.client.enqueue([draft()]), *asyncio.run(both())]
+
+    assert [[each.created for each in found] for found in answers] == [[True]] * 3
+    assert len(rig.store.search(Filter()).jobs) == 3
+    assert "could not be announced" in caplog.text
 
 
 def test_a_job_that_was_there_already_rings_nothing(rig: Rig) -> None:
@@ -379,6 +398,19 @@ def test_jobs_of_a_transaction_are_there_and_ring_when_it_has_committed(rig: Rig
 
     assert rig.store.get(new.id) is not None
     assert rig.bell.rings == [Ring("queued", "default", (new.id,))]
+
+
+def test_a_transaction_may_be_left_in_another_context_than_it_was_entered_in(rig: Rig) -> None:
+    new, entered = draft(), copy_context()
+    transaction = rig.jobs.transaction()
+
+    tx = entered.run(transaction.__enter__)
+    rig.client.enqueue([new], tx=tx)
+    copy_context().run(transaction.__exit__, None, None, None)
+
+    assert rig.store.get(new.id) is not None
+    assert rig.client._open == {}
+    entered.run(rig.client.enqueue, [draft()])
 
 
 def test_a_transaction_that_fails_leaves_no_job_and_rings_nothing(rig: Rig) -> None:

@@ -14,7 +14,7 @@ import pytest
 from servers import shared_postgres
 from tenure import Flow, Tenure, outputs
 from tenure.errors import StoreAway, StoreBusy
-from tenure.ports import Draft, Enqueued
+from tenure.ports import Draft, Enqueued, Ring
 from tenure.stores.postgres import PostgresStore
 from tenure.tasks import client
 from waiting import until
@@ -111,8 +111,11 @@ def test_one_whose_reply_is_lost_is_made(tmp_path: Path, monkeypatch: pytest.Mon
             raise StoreAway(f"the line broke after {len(answers)}")
 
         calls(jobs, monkeypatch, lossy)
+        rung = list[Ring]()
+        monkeypatch.setattr(jobs.client().notifier, "announce", rung.extend)
         flow = make(jobs, 2)
 
         assert tries == [3, 3]
+        assert [(each.kind, each.queue, len(each.jobs)) for each in rung] == [("queued", "default", 2)]
         assert flow.handle.status().total == 3
         assert make(jobs, 2).id == flow.id

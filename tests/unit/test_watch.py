@@ -172,6 +172,37 @@ def test_the_thread_ends_when_nobody_waits_and_starts_again(rig: Rig, monkeypatc
             time.sleep(0.01)
 
 
+def test_a_caller_that_comes_as_the_thread_ends_is_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
+    (first,), (second,) = rig.put(), rig.put()
+    hear, run, ended, answers = Watch._hear, Watch._run, threading.Event(), list[Update]()
+    caller = threading.Thread(target=lambda: answers.append(rig.watch.wait(second)))
+
+    def hear_late(watch: Watch, calls: Any, looks: Any) -> bool:
+        if caller.ident is not None:  # the second thread: the first one ends before it hears anything
+            assert ended.wait(30.0)
+        goes_on = hear(watch, calls, looks)
+        if not goes_on and caller.ident is None:
+            caller.start()
+            while watch._calls.empty():
+                time.sleep(0.001)
+        return goes_on
+
+    def run_and_tell(watch: Watch, calls: Any) -> None:
+        try:
+            run(watch, calls)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Watch, "_hear", hear_late)
+    monkeypatch.setattr(Watch, "_run", run_and_tell)
+    assert rig.watch.wait(first).id == first
+    assert ended.wait(30.0)
+    caller.join(30.0)
+
+    assert [each.id for each in answers] == [second]
+
+
 def test_a_signal_that_does_not_interrupt_the_wait_is_noticed_soon(rig: Rig) -> None:
     """One that comes just before the main thread waits, as by `interrupt_main`, used to be noticed only at the end."""
     (job_id,) = rig.put()

@@ -475,12 +475,15 @@ class Arguments:
         return None if _listed(kind) is kind else (*get_args(kind), Any)[0]
 
     def load(
-        self, payload: str, streams: Mapping[str, Iterable[object]] = _NO_STREAMS
+        self, payload: str, streams: Mapping[str, Iterable[object]] = _NO_STREAMS, *, bind: bool = False
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The handler's arguments, without its Job; `streams` replace those of these names. Raises InvalidArguments."""
+        """The handler's arguments, without its Job; `streams` replace those of these names. Raises InvalidArguments.
+
+        `bind`: they are to be bound again, so an argument declared as an Iterator is a list.
+        """
         codec = self._codec or self._built()
         values = msgspec.structs.astuple(self._decode(payload))
-        if codec.iterators or streams:
+        if (codec.iterators and not bind) or streams:
             values = tuple(self._streamed(codec, values, streams))
         if not codec.keywords:
             return values, _NO_KEYWORDS

@@ -6,6 +6,7 @@ Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import warnings
@@ -13,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -24,7 +25,7 @@ from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.core.offloaded import is_offloaded
-from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
+from tenure.errors import FlowMade, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import LogLine, current, log_jobs
 from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Text, Update
 from tenure.tasks.gather import RETRY_SECONDS, Gatherer
@@ -35,6 +36,8 @@ from tenure.tasks.tracing import Tracing
 from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
+
+_log = logging.getLogger("tenure.notifier")
 
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
 MOST_ON_LOOP = 8192  #: characters of a job that is sent from the loop: the connection must accept them at once
@@ -129,7 +132,14 @@ class Client:
             return answers
         self.refuse_beside_transaction()
         tries = count(2 if again else 1)
-        tried, answers = _retried(lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ())
+        try:
+            tried, answers = _retried(
+                lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ()
+            )
+        except FlowMade:
+            if next(tries) > 2:  # perhaps by an earlier try, whose reply was lost
+                self.notifier.announce(rings_of(ready := [*filter(_is_ready, drafts)], map(_as_queued, ready)))
+            raise
         if tried > 1:
             answers = _own_as_created(drafts, answers)
         self._announce(drafts, answers)
@@ -149,8 +159,11 @@ class Client:
         return answer
 
     def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
-        """The jobs are committed: ring, and log them."""
-        self.notifier.announce(rings_of(drafts, answers))
+        """The jobs are committed: ring, and log them. Whatever a notifier raises, they are stored."""
+        try:
+            self.notifier.announce(rings_of(drafts, answers))
+        except Exception:
+            _log.exception("jobs are stored, and could not be announced: workers find them at their next look")
         log_jobs(_lines(drafts, answers))
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
@@ -242,9 +255,7 @@ class Client:
             try:
                 yield tx
             finally:
-                _inside.reset(token)
-                ours.over = True
-                del self._open[id(tx)]
+                self._leave(ours, token)
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
@@ -267,9 +278,13 @@ class Client:
             else:
                 await settled(partial(manager.__exit__, None, None, None), thread)
             finally:
-                _inside.reset(token)
-                ours.over = True
-                del self._open[id(tx)]
+                self._leave(ours, token)
+
+    def _leave(self, ours: _Transaction, token: Token[_Transaction | None]) -> None:
+        ours.over = True
+        del self._open[id(ours.tx)]
+        with suppress(ValueError):  # it was entered in another context, as a framework's dependencies are
+            _inside.reset(token)
 
     # ── results and cancels ──
 
@@ -429,6 +444,14 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
     return [
         Ring("queued" if state is State.QUEUED else "due", queue, tuple(ids)) for (state, queue), ids in jobs.items()
     ]
+
+
+def _is_ready(draft: Draft) -> bool:
+    return draft.delay is None and draft.run_at is None and not (draft.links and draft.links.after)
+
+
+def _as_queued(draft: Draft) -> Enqueued:
+    return Enqueued(draft.id, True, State.QUEUED)
 
 
 def _lines(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> Iterable[LogLine]:

@@ -99,7 +99,7 @@ class DetachedWaits:
 
 
 def _ran(job: NewJob[Any], *, ended: bool) -> Any:
-    args, keywords = job.of.arguments.load(job.draft().payload)
+    args, keywords = job.of.arguments.load(job.draft().payload, bind=True)
     try:
         value = job.of.call(*args, **keywords)
     except Exception as error:
@@ -110,7 +110,7 @@ def _ran(job: NewJob[Any], *, ended: bool) -> Any:
 
 
 async def _aran(job: NewJob[Any], *, ended: bool) -> Any:
-    args, keywords = job.of.arguments.load(job.draft().payload)
+    args, keywords = job.of.arguments.load(job.draft().payload, bind=True)
     try:
         value = await job.of.acall(*args, **keywords)
     except Exception as error:

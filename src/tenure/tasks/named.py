@@ -152,7 +152,7 @@ def _holes(args: object) -> dict[str, Placeholder]:
 
 def own_job(task: Task[..., Any], args: Mapping[str, object], options: Using) -> NewJob:
     """A job of a task whose code is here, from arguments by name, as JSON has them."""
-    positional, keywords = task.arguments.load(payload_of(task.app, task.name, args))
+    positional, keywords = task.arguments.load(payload_of(task.app, task.name, args), bind=True)
     return with_options(task, options).bind(*positional, **keywords)
 
 

@@ -67,6 +67,8 @@ _Calls = SimpleQueue[tuple[_Waiter, bool] | None]  #: waiters that come (True) o
 class Watch:
     """Waits for jobs. Safe from every thread and event loop."""
 
+    _calls: _Calls
+
     def __init__(self, look: Look) -> None:
         self.look = look
         self._closed = self._running = False
@@ -162,6 +164,8 @@ class Watch:
             looks.pass_time(pause)
             with self._lock:
                 self._running = bool(looks.jobs) or not calls.empty() or calls is not self._calls
+                if not self._running:  # a caller that comes now starts another thread, with calls of its own
+                    self._calls = _Calls()
                 return self._running
         while call is not None:
             looks.take(*call)
@@ -181,7 +185,7 @@ class Watch:
 
     def forget(self, *, paused: bool) -> bool:
         self._lock = _thread.allocate_lock()  #: held to call the thread, to start it and to end it
-        self._calls: _Calls = SimpleQueue()
+        self._calls = _Calls()
         self._running = False
         forks.add(self)
         return True

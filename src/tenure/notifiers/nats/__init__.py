@@ -39,7 +39,8 @@ class NatsNotifier:
     def announce(self, rings: Iterable[Ring]) -> None:
         posted = list(rings)
         if posted:
-            with suppress(RuntimeError):  # it is closed, or the interpreter is shutting down and starts no more threads
+            # It is closed; the interpreter is shutting down and starts no more threads; too many files are open.
+            with suppress(RuntimeError, OSError):
                 self._opened().post(posted)
 
     def listen(self) -> NatsListener:
