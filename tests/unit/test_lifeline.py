@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+
+import pytest
 
 from tenure.maintenance.holder import Renewal
 from tenure.maintenance.lifeline import Lifeline
+
+
+@pytest.mark.parametrize("memory_files", ["work", "are forbidden", "are unknown"])
+def test_it_has_its_memory_before_a_number_is_written(memory_files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk refuses a store into a hole of a file by SIGBUS, which ends the process."""
+
+    def no(*_: object) -> int:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if memory_files == "are forbidden":
+        monkeypatch.setattr("os.memfd_create", no, raising=False)
+    elif memory_files == "are unknown":
+        monkeypatch.delattr("os.memfd_create", raising=False)
+    line = Lifeline.create()
+    assert os.fstat(line.fd).st_blocks > 0
+    line.tick = 1.0
+    assert line.tick == 1.0
+    line.close()
+
+
+def test_where_the_disk_is_full_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        Lifeline.create()
 
 
 def test_deadlines_move_on_with_a_renewal() -> None:

@@ -50,10 +50,11 @@ class Lifeline:
 
     @classmethod
     def create(cls) -> Lifeline:
-        with tempfile.TemporaryFile() as file:  # unlinked at once: only a process that inherits it can open it
-            file.truncate(_SIZE)
-            fd = os.dup(file.fileno())
+        """One for a new worker. Raises OSError if there is no space for it."""
+        fd = _new_file()
         try:
+            # Written, not truncated: a hole gets its page at the first number, and a full disk then ends the process.
+            os.write(fd, bytes(_SIZE))
             return cls(fd)
         except BaseException:
             os.close(fd)
@@ -93,6 +94,17 @@ class Lifeline:
         with self._lock:
             if not self._closed:
                 self._numbers[slot] = value
+
+
+def _new_file() -> int:
+    """An empty file without a name: only a process that inherits it can open it."""
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create("tenure-lifeline")
+    except OSError:  # an old kernel, or a sandbox that forbids it
+        pass
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def in_time(store: Store, lease: float) -> datetime:
