@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from . import shop
+from .altered import altered
 from .conftest import Tell
 from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread, state
 
@@ -99,6 +100,25 @@ def test_a_child_that_kept_the_workers_descriptors_holds_nothing_up(site: Site, 
 
     (view,) = site.ended(job)
     assert (view.state, view.attempt) == ("completed", 2)
+
+
+NO_PIDFD = """
+import os
+def pidfd_open(pid, flags=0):
+    raise OSError(38, "Function not implemented")
+os.pidfd_open = pidfd_open
+"""
+
+
+def test_a_child_that_kept_the_link_holds_nothing_up_where_there_are_no_pidfds(site: Site) -> None:
+    site.supervisor(lease="4m", before=altered(NO_PIDFD))
+    job = shop.leak.enqueue()
+    send(site.seen(job, "forked").pid, signal.SIGKILL)
+
+    (view,) = site.ended(job)
+    assert (view.state, view.attempt) == ("completed", 2)
+    (killed,) = site.attempts(job)
+    assert killed.evidence["exit"] == "signal 9 (SIGKILL)"
 
 
 IMPORTED = """

@@ -34,7 +34,7 @@ class Ended(NamedTuple):
 
 
 def _pidfd(pid: int) -> int:
-    """-1: this kernel has none, or its sandbox forbids it. The end of the process is then known by its link."""
+    """-1: this kernel has none, or its sandbox forbids it. The end is then known by its link, and by `reap`."""
     try:
         return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
     except OSError:
@@ -70,6 +70,7 @@ class WorkerProcess:
     stalled_at: float = -inf  #: when its loop was last seen blocked, by the boot clock
     blockers: tuple[str, ...] = ()  #: the jobs of the task that the last stall named
     blocked_at: str = ""  #: and its file and line
+    _ended: Ended | None = None  #: until `wait` returns it
     # A stop signal may come in the middle of a kill, and its handler kills, too: the same thread then takes it again.
     _reaping: threading.RLock = field(default_factory=threading.RLock)
 
@@ -145,16 +146,22 @@ class WorkerProcess:
                 if self.kill_reason:
                     self.lifeline.fence()
 
-    def wait(self) -> Ended | None:
-        """Reap the process and return how it ended; None if it was reaped before."""
-        while self.process.returncode is None:
-            with self._reaping:  # held only for a moment: it may have to be killed
+    def reap(self) -> bool:
+        """Reap the process if it has ended; `wait` says how. Returns whether it has."""
+        with self._reaping:  # held only for a moment: it may have to be killed
+            if self.process.returncode is None:
                 pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
                 if pid:
                     code = self.process.returncode = os.waitstatus_to_exitcode(status)
-                    return Ended(code, usage.ru_maxrss)
+                    self._ended = Ended(code, usage.ru_maxrss)
+        return self.process.returncode is not None
+
+    def wait(self) -> Ended | None:
+        """Wait for the end of the process and return how it ended; None if that was returned before."""
+        while not self.reap():
             time.sleep(_REAP_SECONDS)
-        return None
+        ended, self._ended = self._ended, None
+        return ended
 
     def end(self) -> None:
         """Kill it and forget it: it has run no user code."""

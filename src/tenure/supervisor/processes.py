@@ -153,6 +153,12 @@ class ProcessTable:
             if worker.pidfd < 0:
                 self._on_exit(worker)
 
+    def notice_exits(self) -> None:
+        """Where there is no pidfd: a process that a handler has forked may hold the link of a dead worker open."""
+        for worker in self:
+            if worker.pidfd < 0 and worker.reap():
+                self._on_exit(worker)
+
     def remove(self, worker: WorkerProcess) -> None:
         """Remove a worker that has ended: kill the processes it left behind, and read its remaining messages."""
         pid = worker.process.pid

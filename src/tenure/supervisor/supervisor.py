@@ -152,6 +152,7 @@ class Supervisor:
 
     def _turn(self) -> None:
         self._loop.turn(TICK_SECONDS)
+        self._processes.notice_exits()
         if self._found is not None:
             self._found.watch.turn()
             self._retry_unsettled(self._found.settler)
