@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,9 @@ from tenure.ports import (
     Text,
     Update,
 )
+from tenure.ports.schedules import Change, Schedule, Tick
 from tenure.stores.memory import MemoryStore
-from tenure.stores.sealed import SealedStore, beneath, sealed
+from tenure.stores.sealed import SealedStore, beneath, history, sealed
 from tenure.stores.sealed.rotation import rotate
 from tenure.stores.sealed.values import Seal
 from waiting import until
@@ -413,6 +414,48 @@ def test_rotation_encrypts_with_the_first_key_what_another_one_did_or_none(tmp_p
     assert (again.jobs, again.written) == (3, 0)
     assert [sealed(store, AesSiv([NEW])).get(job_id) for job_id in ids] == before
     assert old.key not in repr(vars(store))
+
+
+def test_rotation_encrypts_all_signals_of_a_job_that_has_many() -> None:
+    store, old, new = MemoryStore(), AesSiv([OLD]), AesSiv([NEW, OLD])
+    job_id = put(store)
+    for number in range(1001):
+        sealed(store, old).signal(job_id, f"own:{number}", "1")
+
+    *_, done = rotate(store, new)
+
+    assert (done.written, done.unread) == (1001, {})
+    assert old.key not in repr(vars(store))
+
+
+def test_rotation_leaves_no_error_in_a_schedule_whose_job_is_gone_but_what_the_engine_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In pages; two ticks of one instant may be in different ones."""
+    monkeypatch.setattr(history, "_PAGE", 4)
+    store, now = MemoryStore(), datetime.now(UTC)
+    runs = [("failure", "secret"), ("cancelled", "by ann"), ("failure", "secret")] * 4
+    made = [
+        Tick(
+            schedule="s",
+            tick=now - timedelta(hours=number // 2),
+            cause="tick" if number % 2 else "trigger",
+            decided_at=now,
+            status=status,
+            why=why,
+            job_id="gone",
+        )
+        for number, (status, why) in enumerate(runs)
+    ]
+    assert store.change([Change(schedule=Schedule(name="s", rule="@daily", last_error="secret"), ticks=tuple(made))])
+
+    *_, done = rotate(store, AesSiv([NEW]))
+    *_, again = rotate(store, AesSiv([NEW]))
+
+    whys = [(each.status, each.why) for each in store.ticks("s")]
+    assert sorted(set(whys)) == [("cancelled", "by ann"), ("failure", history._GONE)]
+    assert store.schedules()[0].schedule.last_error == history._GONE
+    assert (done.written, done.raced, again.written) == (9, 0, 0)
 
 
 def test_rotation_leaves_and_counts_what_it_cannot_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,11 @@ def app(place: Place, codec: Codec | None) -> Tenure:
     def snoozes(text: str) -> None:
         raise Snooze("1h", text)
 
+    @jobs.schedule("@yearly", name="yearly")
+    @jobs.task(retry=1)
+    def yearly() -> None:
+        raise ValueError(MARK)
+
     return jobs
 
 
@@ -131,6 +137,8 @@ def story(jobs: Tenure) -> dict[str, str]:
         with pytest.raises(JobFailed, match=f"{MARK} 2"):
             handles["fails"].result("60s")
         until(lambda: handles["snoozes"].status().state == "scheduled", "it snoozes")
+        admin.schedules.trigger("yearly")
+        until(lambda: client.store.ticks("yearly")[0].status == "failure", "its run to be recorded")
     return {name: str(handle.id) for name, handle in handles.items()}
 
 
@@ -187,6 +195,21 @@ def test_after_a_rotation_the_new_key_reads_all_of_it(place: Place) -> None:
         assert jobs.tasks["work"].handle(ids["work"]).result("0s") == MARK
 
 
+def test_after_a_rotation_what_was_stored_before_the_codec_needs_the_key(place: Place) -> None:
+    with app(place, None) as jobs:
+        story(jobs)
+        store = jobs.client().store
+        assert MARK in _told(store)
+        *_, done = rotation(store, AesSiv(KEY))
+        *_, again = rotation(store, AesSiv(KEY))
+
+        assert (done.raced, done.unread, again.written, again.unread) == (0, {}, 0, {})
+        assert MARK not in _told(store)
+        (tick,) = store.ticks("yearly")
+        (standing,) = store.schedules()
+        assert tick.why == standing.schedule.last_error == f"its error is encrypted, and shown with job {tick.job_id}"
+
+
 def test_without_a_codec_the_marker_is_everywhere(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with app(place, None) as jobs:
@@ -200,3 +223,19 @@ def _shown(store: Store, job_id: str) -> dict[str, Any]:
     found = store.get(job_id)
     assert found is not None
     return {name: getattr(found, name) for name in found.__dataclass_fields__}
+
+
+def _told(store: Store) -> str:
+    """What jobs and schedules hold, as a reader without the key sees it; unique keys stay readable."""
+    told: list[object] = [store.signals(None), store.notes("once:")]
+    for job in store.search(Filter()).jobs:
+        told += [
+            replace(job, unique=None),
+            store.attempts(job.id),
+            store.logs(job.id),
+            store.records(job.id),
+            store.signals(job.id),
+        ]
+    for standing in store.schedules():
+        told += [standing.schedule, store.ticks(standing.schedule.name)]
+    return repr(told)

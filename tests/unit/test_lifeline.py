@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,8 @@ def test_it_has_its_memory_before_a_number_is_written(memory_files: str, monkeyp
 
 def test_where_the_disk_is_full_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.memfd_create", raising=False)
-    monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: open("/dev/full", "r+b", buffering=0))  # noqa: SIM115
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+    with Path("/dev/full").open("r+b", buffering=0) as full, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        monkeypatch.setattr("tempfile.TemporaryFile", lambda *_, **__: full)
         Lifeline.create()
 
 

@@ -1,7 +1,8 @@
 """Encrypt what is stored with the first key of a codec: what another key encrypted, and what was stored without one.
 
 A walk over all jobs, newest first, a page at a time: a page is read, and those of its texts are written that the
-first key has not encrypted yet. So the walk can be stopped anywhere and started again: what is done is only read.
+first key has not encrypted yet. Then over all schedules (history.py). So the walk can be stopped anywhere and started
+again: what is done is only read.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from tenure.codecs import Codec
 from tenure.core.lifecycle import State
 from tenure.core.sealed import is_sealed, key_of, why_sealed
 from tenure.errors import NotFetched
-from tenure.ports import EDITS, Field, Filter, JobView, Store, Text
+from tenure.events import LOST, NO_KEY, NOT_FETCHED, UNKNOWN_TASK
+from tenure.ports import EDITS, AttemptView, Field, Filter, JobView, Store, Text
 from tenure.stores.rules import CLEARED, json_of
+from tenure.stores.sealed.history import replace_errors
 from tenure.stores.sealed.values import ONCE, Seal
 
 _JOBS = 100  #: per page
 _ALWAYS: tuple[Field, ...] = ("payload", "result", "checkpoint", "stage")  #: never the engine's own words
+_OURS = (UNKNOWN_TASK, NO_KEY, NOT_FETCHED, LOST)  #: so begin the engine's own reasons, which quote no value
 
 
 class Rotated(NamedTuple):
@@ -59,6 +63,11 @@ def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
         landed = store.rewrite(changes) if changes else 0
         jobs, written, raced = jobs + count, written + landed, raced + len(changes) - landed
         yield Rotated(jobs, written, raced, unread)
+    for each in replace_errors(store):
+        written, raced = written + each.written, raced + each.raced
+        if each.unread:
+            unread["a newer release wrote their schedule"] += each.unread
+        yield Rotated(jobs, written, raced, unread)
 
 
 def _pages(store: Store) -> Iterator[tuple[int, list[Text]]]:
@@ -68,11 +77,7 @@ def _pages(store: Store) -> Iterator[tuple[int, list[Text]]]:
         page = store.search(Filter(), limit=_JOBS, cursor=cursor or None)
         cursor = page.cursor
         yield len(page.jobs), [text for job in page.jobs for text in _of(store, job)]
-    start: str | None = ""
-    while start is not None:
-        signals = store.signals(None, start=start)
-        start = signals[-1].key if signals else None
-        yield 0, [Text("signal", "", each.key, each.value) for each in signals]
+    yield from ((0, texts) for texts in _signals(store, None))
     yield 0, [Text("note", key, "", value) for key, value in store.notes(ONCE).items()]
 
 
@@ -85,15 +90,29 @@ def _of(store: Store, job: JobView) -> Iterator[Text]:
         yield Text("message", job.id, "", job.message)
     if EDITS in job.meta:
         yield Text("meta", job.id, "", json_of(job.meta))
-    failed = set[str]()  # the errors of failed attempts: no other error is text of the app's code
+    theirs = set[str]()  # the errors of these attempts: no other error is text of the app's code
     if job.attempt > (job.state is State.COMPLETED):
         for each in store.attempts(job.id):
-            if each.outcome == "failed" or is_sealed(each.error):
-                failed.add(each.error)
+            if each.outcome == "failed" or is_sealed(each.error) or _is_theirs(each):
+                theirs.add(each.error)
                 yield Text("attempt", job.id, str(each.attempt), each.error)
-    if job.error is not None and (job.error in failed or is_sealed(job.error)):
+    if job.error is not None and (job.error in theirs or is_sealed(job.error)):
         yield Text("error", job.id, "", job.error)
     if job.attempt:
         yield from (Text("log", job.id, str(number), text) for number, text in store.logs(job.id).items())
         yield from (Text("once", job.id, key, text) for key, text in store.records(job.id).items())
-    yield from (Text("signal", job.id, each.key, each.value) for each in store.signals(job.id))
+    for texts in _signals(store, job.id):
+        yield from texts
+
+
+def _is_theirs(attempt: AttemptView) -> bool:
+    """Is it put off for a reason of its handler's, or one that quotes its arguments?"""
+    return attempt.outcome == "snoozed" and not attempt.error.startswith(_OURS)
+
+
+def _signals(store: Store, job_id: str | None) -> Iterator[list[Text]]:
+    """The signals of this job, or with None the shared ones, a page at a time."""
+    start = ""
+    while signals := store.signals(job_id, start=start):
+        start = signals[-1].key
+        yield [Text("signal", job_id or "", each.key, each.value) for each in signals]
