@@ -750,6 +750,17 @@ def test_a_rotated_key_reads_what_is_kept_elsewhere(tmp_path: Path, monkeypatch:
         assert handle.id and jobs.tasks["echo"].handle(handle.id).result("60s") == BIG
 
 
+def test_the_arguments_of_a_schedule_are_never_kept_elsewhere_so_they_have_the_limit_of_a_row(tmp_path: Path) -> None:
+    with app(tmp_path) as jobs:
+        jobs.schedule("@daily", name="fits")(jobs.tasks["echo"].bind("x" * 1000))
+        assert [each.name for each in jobs.schedules] == ["fits"]
+        jobs.schedule("@daily", name="large")(jobs.tasks["echo"].bind("x" * (300 << 10)))
+        with pytest.raises(
+            InvalidOption, match=r"schedule large \(.*\): its arguments are 307,211 bytes as JSON, the limit"
+        ):
+            _ = jobs.schedules
+
+
 APP = """
 import os
 from tenure import Tenure
@@ -770,6 +781,8 @@ def test_the_command_line_tries_shows_and_sweeps(run: Run, folder: Path, monkeyp
     monkeypatch.setenv("TENURE_OFFLOAD", f"file://{folder}/values")
     assert run("offload", "try")[:2] == (0, f"the folder {folder}/values/tenure works\n")
     monkeypatch.setenv("TENURE_MAX_PAYLOAD", "1KiB")
+    refused = run("schedules", "add", "big", "--task", "echo", f"text={BIG}", "--every", "5m")
+    assert (refused[0], f"schedule big: its arguments are {len(BIG) + 11:,} bytes" in refused[2]) == (2, True)
     job_id = run("enqueue", "echo", f"text={BIG}")[1].strip()
 
     assert "kept elsewhere: 4,063 bytes" in run("jobs", "show", job_id)[1]

@@ -17,7 +17,7 @@ from tenure.operations.schedule_health import ScheduleHealth, clock
 from tenure.ports.schedules import CatchUp, Dst, Overlap, Schedule
 from tenure.schedules import cron
 from tenure.schedules.cron import Rule
-from tenure.schedules.declarations import schedule
+from tenure.schedules.declarations import check_size, schedule
 
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
@@ -146,10 +146,12 @@ def add(
     with app_of(shared, None) as jobs:
         known = jobs.tasks[task]
         job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
+        draft = job.draft()
+        check_size(draft, jobs.settings.max_payload, f"schedule {name}")
         client = jobs.client()
         from tenure.operations.admin import Admin
 
-        return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, job.draft(), shared)
+        return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, draft, shared)
 
 
 def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:

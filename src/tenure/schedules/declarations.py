@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
 from tenure.config import valid_name
 from tenure.core.durations import Duration, seconds, spell
 from tenure.errors import InvalidArguments, InvalidOption
+from tenure.ports import Draft
 from tenure.ports.schedules import CATCH_UPS, OVERLAPS, CatchUp, Dst, Overlap, Schedule
 from tenure.schedules import cron
 from tenure.tasks.hints import time_of_a_schedule, unknown_options
@@ -161,7 +162,18 @@ class Declarations:
                 f"schedule {declared.name} ({place}): the job of a tick waits for no other job: leave out after; to "
                 "run jobs one after another, enqueue a flow in the task"
             )
+        check_size(draft, task.app.settings.max_payload, f"schedule {declared.name} ({place})")
         return declared.but(job=draft.but(id=""))
+
+
+def check_size(draft: Draft, most: int, what: str) -> None:
+    """Raises InvalidOption if the arguments are larger than `most` bytes: those of a schedule are always in its row."""
+    size = len(draft.payload.encode())
+    if size > most:
+        raise InvalidOption(
+            f"{what}: its arguments are {size:,} bytes as JSON, the limit is {most:,} (TENURE_MAX_PAYLOAD); those of a "
+            "schedule are not offloaded: store a path or a key instead"
+        )
 
 
 def _definition(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
