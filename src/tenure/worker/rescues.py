@@ -47,6 +47,8 @@ class RescueTraces:
             _log.debug("the rescue of job %s can't be traced: %s", rescued.id, error)
 
     def close(self) -> None:
-        """Return when everything that it was told is traced. Blocks, at most as long as its reads of the store."""
+        """Return when everything that it was told is traced. Blocks for 3 seconds at most; the rest is not traced."""
         self._unsubscribe()
-        self._thread.shutdown()
+        with suppress(RuntimeError, TimeoutError):  # closed; a read of the store takes longer
+            self._thread.submit(int).result(FLUSH_SECONDS)
+        self._thread.shutdown(wait=False, cancel_futures=True)
