@@ -7,12 +7,14 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tenure.app import processes
 from tenure.core.host import kill_carriers, kill_group
 from tenure.core.lifecycle import Released
 from tenure.supervisor.fence import Fence
@@ -271,6 +273,18 @@ def test_the_jobs_of_a_worker_that_fenced_itself_are_not_charged() -> None:
     outcome = rest_of(cast("WorkerProcess", worker), Ended(-9, 0))
 
     assert outcome == Released("its worker's lease could not be renewed")
+
+
+def test_a_supervisor_goes_on_though_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader has ended, as in `tenure worker 2>&1 | head`."""
+    gone, end = os.pipe()
+    os.close(gone)
+    stderr = os.fdopen(end, "w", buffering=1)
+    monkeypatch.setattr("sys.stderr", stderr)
+    processes._print("first")
+    with suppress(OSError):
+        stderr.close()
+    processes._print("second")
 
 
 # ── Spares ──

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -154,7 +154,8 @@ def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # its reader has ended, or it is closed: that ends no supervisor
+        print(text, file=sys.stderr, flush=True)
 
 
 def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
