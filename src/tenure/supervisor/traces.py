@@ -31,7 +31,12 @@ class TraceRelay:
         """Send some of them, if a worker can take them."""
         if not self._kept:
             return
-        worker = next((each for each in workers if each.ready and not each.draining and not each.stall), None)
+        worker = next(filter(_reads, workers), None)
         if worker is not None:
             some = [self._kept.popleft() for _ in range(min(PORTION, len(self._kept)))]
-            worker.link.send("rescued", jobs=msgspec.to_builtins(some))
+            if not worker.link.offer("rescued", jobs=msgspec.to_builtins(some)):
+                self._kept.extendleft(reversed(some))
+
+
+def _reads(worker: WorkerProcess) -> bool:
+    return worker.ready and not worker.draining and not worker.stall and worker.stopped_since is None

@@ -20,6 +20,7 @@ class Link:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._rest = b""
+        self._unsent = b""  # the rest of a message for which there was no room
         self.closed = False
 
     def fileno(self) -> int:
@@ -27,9 +28,20 @@ class Link:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Best effort: if the other process is gone, that is detected by other means."""
-        message = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+        message, self._unsent = self._unsent + _line(kind, fields), b""
         with suppress(OSError):
             self._socket.sendall(message)
+
+    def offer(self, kind: str, **fields: Any) -> bool:
+        """Send it if there is room, without waiting; False: there is none. Used by one thread, which also sends."""
+        with suppress(OSError):
+            if self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
+            if not self._unsent:
+                message = _line(kind, fields)
+                self._unsent = message[self._socket.send(message, socket.MSG_DONTWAIT) :]
+                return True
+        return False
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages that have arrived. Sets `closed` at end of file. Call it when the socket is readable."""
@@ -48,6 +60,10 @@ class Link:
     def close(self) -> None:
         self.closed = True
         self._socket.close()
+
+
+def _line(kind: str, fields: Mapping[str, Any]) -> bytes:
+    return json.dumps({"kind": kind, **fields}).encode() + b"\n"
 
 
 def write_verdicts(verdicts: Mapping[str, Outcome]) -> dict[str, list[str]]:
