@@ -290,6 +290,25 @@ def test_a_supervisor_goes_on_though_nobody_reads_what_it_says(monkeypatch: pyte
         processes._print("it says something")
 
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("ignored", [True, False], ids=["nohup", "without nohup"])
+def test_a_hangup_that_is_ignored_stays_ignored(ignored: bool) -> None:
+    before = {number: signal.getsignal(number) for number in STOPS}
+    wakeup = signal.set_wakeup_fd(-1)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        MainLoop().on_stop_signal(lambda: None)
+        found = [signal.getsignal(number) for number in STOPS]
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    handled = [each not in (signal.SIG_IGN, signal.SIG_DFL, before[signal.SIGINT]) for each in found]
+    assert handled == [True, True, not ignored]
+
+
 # ── Spares ──
 
 

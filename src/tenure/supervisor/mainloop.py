@@ -22,14 +22,15 @@ class MainLoop:
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain_wakes)
 
     def on_stop_signal(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at each SIGTERM, SIGINT and SIGHUP. From the main thread only."""
+        """Call `stop` at each SIGTERM, SIGINT and SIGHUP, unless `nohup` had SIGHUP ignored. From the main thread only."""
 
         def by_signal(number: int, frame: FrameType | None) -> None:
             stop()
 
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, by_signal)
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, by_signal)
 
     def watch(self, file: int | Link, readable: Callable[[], None]) -> None:
         self._selector.register(file, selectors.EVENT_READ, readable)
