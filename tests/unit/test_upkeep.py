@@ -32,3 +32,83 @@ def test_each_attempt_that_hangs_has_its_own_time_to_be_stopped_by_its_worker() 
     now[0] = 2 * HUNG_GRACE_SECONDS + 2
     upkeep._find_hung_jobs()
     assert killed == [2]
+
+
+STALE = 60.0
+
+
+class Hangs:
+    """A supervisor with one worker, whose only job is silent for longer than its `stale_after`."""
+
+    def __init__(self) -> None:
+        self.now, self.lease, self.verdicts = 0.0, Lease("a", 1, "w"), list[str]()
+        self.calls: list[Any] = []
+        self.worker = SimpleNamespace(
+            id="w",
+            ready=True,
+            stopped_since=None,
+            verdicts={},
+            blame=lambda job_id, *_: {job_id: "guilty"},
+            kill=self.verdicts.append,
+        )
+        shared = SimpleNamespace(
+            store=SimpleNamespace(
+                hung=lambda _: [Hung(self.lease, "task", STALE + 1)],
+                get=lambda _: SimpleNamespace(stale_after=STALE),
+            ),
+            maintenance=None,
+            boot=lambda: self.now,
+            settings=SimpleNamespace(lease=30.0),
+            loop=SimpleNamespace(call=self.calls.append),
+            processes=[self.worker],
+        )
+        self.upkeep = Upkeep(cast(Any, shared), empty=None, changed=None)
+
+    def killed_after(self, seconds: float) -> bool:
+        """Time passes, with a look every five seconds. Was the worker killed in it?"""
+        before, ends = len(self.verdicts), self.now + seconds
+        while self.now < ends:
+            self.now = min(self.now + 5.0, ends)
+            self.look()
+        return len(self.verdicts) > before
+
+    def look(self) -> None:
+        self.upkeep._find_hung_jobs()
+        while self.calls:
+            self.calls.pop(0)()
+
+
+def test_a_worker_with_a_hung_job_is_killed() -> None:
+    hangs = Hangs()
+    assert not hangs.killed_after(HUNG_GRACE_SECONDS)
+    assert hangs.killed_after(10.0)
+    assert hangs.worker.verdicts == {"a": "guilty"}
+
+
+def test_no_job_is_said_to_hang_for_the_time_in_which_its_worker_was_stopped() -> None:
+    hangs = Hangs()
+    hangs.worker.stopped_since = 1.0
+    assert not hangs.killed_after(2 * STALE)
+    hangs.worker.stopped_since = None
+    assert not hangs.killed_after(STALE + HUNG_GRACE_SECONDS)
+    assert hangs.killed_after(20.0)
+
+
+def test_a_worker_that_was_stopped_since_it_was_judged_is_not_killed_for_a_hung_job() -> None:
+    hangs = Hangs()
+    hangs.upkeep._kill_hung(hangs.lease, STALE)
+    assert hangs.verdicts
+    hangs.verdicts.clear()
+    hangs.worker.stopped_since = 1.0
+    hangs.upkeep._kill_hung(hangs.lease, STALE)
+    assert not hangs.verdicts
+
+
+def test_no_job_is_said_to_hang_for_the_time_in_which_its_machine_slept() -> None:
+    hangs = Hangs()
+    hangs.killed_after(5.0)
+    hangs.now += 3600.0
+    hangs.look()
+    assert not hangs.verdicts
+    assert not hangs.killed_after(STALE + HUNG_GRACE_SECONDS)
+    assert hangs.killed_after(20.0)

@@ -22,7 +22,10 @@ class MainLoop:
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain_wakes)
 
     def on_stop_signal(self, stop: Callable[[], None]) -> None:
-        """Call `stop` at each SIGTERM, SIGINT and SIGHUP, unless `nohup` had SIGHUP ignored. From the main thread only."""
+        """Call `stop` at each SIGTERM, SIGINT and SIGHUP; one that `nohup` had ignored stays so.
+
+        From the main thread only.
+        """
 
         def by_signal(number: int, frame: FrameType | None) -> None:
             stop()

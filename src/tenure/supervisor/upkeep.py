@@ -9,6 +9,7 @@ from functools import partial
 from tenure.core.lifecycle import Lease, State
 from tenure.maintenance.maintenance import ADMIT_BATCH, WITHDRAW_BATCH
 from tenure.maintenance.roster import Row, Turn
+from tenure.ports import Hung
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
 from tenure.supervisor.shared import Shared, suspects_waiting
 
@@ -34,6 +35,8 @@ class Upkeep:
         self._loop, self._processes = shared.loop, shared.processes
         self._empty, self._changed = empty, changed
         self._hung_since: dict[Lease, float] = {}
+        self._looked_at = self._boot()
+        self._halted_at: dict[str, float] = {}  #: when a worker, by its id, was last seen stopped, or the machine slept
         self._files: dict[str, int] = {}
 
     def rows(self) -> list[Row]:
@@ -55,14 +58,30 @@ class Upkeep:
     def _find_hung_jobs(self) -> None:
         hung = self._store.hung([worker.id for worker in self._processes if worker.ready])
         now = self._boot()
+        slept = now - self._looked_at > self._lease / 6 + HUNG_GRACE_SECONDS  # or the store was away, or this process
+        self._looked_at = now
+        halted = {worker.id: now for worker in self._processes if slept or worker.stopped_since is not None}
+        known = {worker.id for worker in self._processes}
+        self._halted_at = {key: at for key, at in (self._halted_at | halted).items() if key in known}
+        hung = [each for each in hung if self._could_report(each, now)]
         self._hung_since = {each.lease: self._hung_since.get(each.lease, now) for each in hung}
         for each in hung:
             if now - self._hung_since[each.lease] > HUNG_GRACE_SECONDS:
                 self._loop.call(partial(self._kill_hung, each.lease, each.silent))
 
+    def _could_report(self, hung: Hung, now: float) -> bool:
+        """Was its worker running for the whole `stale_after` of the job? Else the job may have had no chance."""
+        halted_at = self._halted_at.get(hung.lease.worker_id)
+        if halted_at is None:
+            return True
+        job = self._store.get(hung.lease.job_id)
+        return job is not None and job.stale_after is not None and now - halted_at > job.stale_after
+
     def _kill_hung(self, lease: Lease, silent: float) -> None:
         for worker in self._processes:
-            if worker.id == lease.worker_id and (guilty := worker.blame(lease.job_id, silent, self._boot())):
+            if worker.id != lease.worker_id or worker.stopped_since is not None:
+                continue
+            if guilty := worker.blame(lease.job_id, silent, self._boot()):
                 worker.verdicts.update(guilty)
                 worker.kill("one of its jobs hung, and did not stop when asked")
 
