@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import os
+import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from tenure.supervisor.processes import FIRST_SPARE_SECONDS, ProcessTable
 from tenure.supervisor.settler import rest_of
 from tenure.supervisor.spares import Spares
 from tenure.supervisor.watch import Watch
+from tenure.worker.link import Link
 from waiting import until
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(1000)")
@@ -307,6 +311,40 @@ def test_a_hangup_that_is_ignored_stays_ignored(ignored: bool) -> None:
             signal.signal(number, handler)
     handled = [each not in (signal.SIG_IGN, signal.SIG_DFL, before[signal.SIGINT]) for each in found]
     assert handled == [True, True, not ignored]
+
+
+def test_a_worker_with_a_high_file_number_is_removed() -> None:
+    """As with some hundred workers, each of which takes five files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2000), limits[1]))
+    heard: list[dict[str, Any]] = []
+    table = ProcessTable(
+        SLEEPER,
+        MainLoop(),
+        lambda: 0.0,
+        on_message=lambda worker, message: heard.append(message),
+        on_exit=lambda worker: None,
+        stopping=lambda: False,
+        echo=print,
+    )
+    ours, theirs = socket.socketpair()
+    try:
+        worker = WorkerProcess.start(SLEEPER)
+        worker.link.close()
+        worker.link = Link(socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 1500)))
+        table.spares = cast("Spares", SimpleNamespace(fill=lambda: None, take=lambda: worker))
+        table.start("worker")
+        Link(theirs).send("drained")
+        worker.kill("a test has ended it")
+        assert worker.wait() is not None
+
+        table.remove(worker)
+        assert (heard, len(table)) == ([{"kind": "drained"}], 0)
+        worker.close()
+    finally:
+        ours.close()
+        theirs.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # ── Spares ──

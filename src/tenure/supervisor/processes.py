@@ -18,9 +18,16 @@ from tenure.ports import Runner
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.spares import Spares
+from tenure.worker.link import Link
 
 MAX_BACKOFF_SECONDS = 30.0
 FIRST_SPARE_SECONDS = 5.0  #: after the first worker is ready: until then the queued jobs have the processors
+
+
+def _readable(link: Link) -> bool:
+    poll = select.poll()  # not select(2), which takes no file numbers from 1024 on
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class ProcessTable:
@@ -170,7 +177,7 @@ class ProcessTable:
             os.close(worker.pidfd)
         kill_group(pid)
         end_leftovers(worker.token)  # before reading: a process that it forked may hold its end of the link open
-        while not worker.link.closed and select.select([worker.link], [], [], 0)[0]:
+        while not worker.link.closed and _readable(worker.link):
             self._receive(worker)
         if not worker.link.closed:
             self._loop.forget(worker.link)
