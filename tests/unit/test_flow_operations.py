@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,8 @@ from tenure.core.lifecycle import (
     Suspended,
 )
 from tenure.core.limits import Key
+from tenure.core.offloaded import is_offloaded
+from tenure.core.sealed import is_sealed
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownFlow, UnknownJob
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import flow_graph
@@ -445,3 +448,20 @@ def test_a_shared_signal_is_seen_with_the_job_that_waits_for_it(store: Store, ad
     with pytest.raises(Refused, match="arrives once"):
         admin.signals.send_shared("open", "false")
     admin.signals.send_shared("open", "false", replace=True)
+
+
+@pytest.mark.parametrize("text", ["tenure:sealed:1:key:text", "tenure:sealed:altered", "tenure:offloaded:1:5:aa"])
+def test_the_text_of_a_signal_is_not_taken_for_what_stands_for_another_value(
+    text: str, store: Store, admin: Admin
+) -> None:
+    admin.signals.send_shared("open", f'"{text}"')
+    (sent,) = store.signals(None)
+    assert not is_sealed(sent.value)
+    assert not is_offloaded(sent.value)
+    assert json.loads(sent.value) == text
+
+
+def test_a_signal_that_no_handler_could_send_is_refused(store: Store, admin: Admin) -> None:
+    with pytest.raises(InvalidArguments, match="NUL"):
+        admin.signals.send_shared("open", '"\\u0000"')
+    assert store.signals(None) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +16,7 @@ from tenure.errors import InvalidArguments, Refused, UnknownJob
 from tenure.operations.access import Access
 from tenure.operations.jobs import JobReads
 from tenure.ports import Answer, NotLanded, Ring, SignalView
+from tenure.tasks.arguments import dump
 from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
 
 if TYPE_CHECKING:
@@ -102,9 +104,10 @@ class SignalActions:
 
     def _json(self, value: str) -> str:
         try:
-            text = msgspec.json.encode(msgspec.json.decode(value)).decode()
+            given = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidArguments(f'signal: expected JSON such as true, 5 or {{"by":"ada"}}: {error}') from None
+        text = dump(given, "signal", sys.maxsize).decode()
         most = self._access.settings.max_payload if self._access.settings else 256 * 1024
         if len(text.encode()) > most:
             raise InvalidArguments(f"signal: expected at most {most:,} bytes of JSON, got {len(text.encode()):,}")
