@@ -20,7 +20,7 @@ from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import Completed, Failed, Released, Snoozed, State
 from tenure.core.sealed import MARK, is_sealed
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, Locked, StoreAway
-from tenure.events import NO_KEY
+from tenure.events import LOST, NO_KEY, NOT_FETCHED, UNKNOWN_TASK
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.alerts import open_incidents
@@ -469,17 +469,18 @@ def test_rotation_leaves_and_counts_what_it_cannot_read(tmp_path: Path) -> None:
     assert (done.written, look(store, job_id)) == (0, before)
 
 
-def test_rotation_leaves_what_the_engine_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", [UNKNOWN_TASK, NO_KEY, NOT_FETCHED, LOST])
+def test_rotation_leaves_what_the_engine_says(why: str) -> None:
     store = MemoryStore()
     unknown, cancelled = running(store), put(store)
     store.cancel([cancelled], "not wanted")
-    finish(store, unknown, Snoozed(60.0, "this worker knows no task 'x'", ours=True))
+    finish(store, unknown, Snoozed(60.0, f"{why} 'x'", ours=True))
 
     *_, done = rotate(store, AesSiv([NEW]))
 
     assert done.written == 0
     assert look(store, cancelled).error == "not wanted"
-    assert store.attempts(unknown.job_id)[0].error == "this worker knows no task 'x'"
+    assert store.attempts(unknown.job_id)[0].error == f"{why} 'x'"
 
 
 def test_a_job_that_ends_during_a_rotation_keeps_its_result() -> None:

@@ -15,7 +15,6 @@ from tenure.codecs import Codec
 from tenure.core.lifecycle import State
 from tenure.core.sealed import is_sealed, key_of, why_sealed
 from tenure.errors import NotFetched
-from tenure.events import LOST, NO_KEY, NOT_FETCHED, UNKNOWN_TASK
 from tenure.ports import EDITS, AttemptView, Field, Filter, JobView, Store, Text
 from tenure.stores.rules import CLEARED, json_of
 from tenure.stores.sealed.history import replace_errors
@@ -23,7 +22,8 @@ from tenure.stores.sealed.values import ONCE, Seal
 
 _JOBS = 100  #: per page
 _ALWAYS: tuple[Field, ...] = ("payload", "result", "checkpoint", "stage")  #: never the engine's own words
-_OURS = (UNKNOWN_TASK, NO_KEY, NOT_FETCHED, LOST)  #: so begin the engine's own reasons, which quote no value
+#: So begin the engine's own reasons, which quote no value: those of events.py, which stores do not import.
+_OURS = ("this worker knows no task", "this worker has no key", "this worker can't fetch", "could not reach a database")
 
 
 class Rotated(NamedTuple):
