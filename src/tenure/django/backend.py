@@ -161,10 +161,12 @@ class TenureBackend(BaseTaskBackend):
             options["run_at"] = task.run_after if aware else timezone.make_aware(task.run_after)
             meta[RUN_AFTER] = task.run_after.isoformat()
         if isinstance(task, TenureTask):
-            options |= {"timeout": task.timeout, "unique": _key(task, args, kwargs)}
+            options["timeout"] = task.timeout
             if task.retry is not None and Retry.of(task.retry) != declared.own_retry:
                 options["retry"] = task.retry
         try:
+            if isinstance(task, TenureTask) and (key := _key(task, args, kwargs)) is not None:
+                options["unique"] = declared.stored_key(key)
             copy = declared.using(**options, meta=meta or None)
         except InvalidOption as error:
             raise InvalidTask(str(error)) from error
@@ -176,7 +178,10 @@ class TenureBackend(BaseTaskBackend):
         return NewJob(copy, plain._payload, plain._key, holes)
 
     def get_result(self, result_id: str) -> TaskResult:
-        """The result of a job of a Django task, whichever process enqueued it. Raises TaskResultDoesNotExist."""
+        """The result of a job of a Django task, whichever process enqueued it.
+
+        Raises TaskResultDoesNotExist, and Locked if it is encrypted with a key that this process does not have.
+        """
         try:
             job_id = canonical(result_id)
         except InvalidOption:

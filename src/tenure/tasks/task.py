@@ -247,6 +247,12 @@ class Task(Generic[P, R_co]):
         """The checkpoint, decoded as the C of Job[C]."""
         return self._decode_kept(self.arguments.decode_checkpoint, text, "checkpoint")
 
+    def stored_key(self, key: str) -> str:
+        """What the store keeps of a key made of arguments: with a codec its digest. Raises InvalidOption."""
+        key = valid_key(key, f"{self.name}: unique")
+        _ = self.app.settings  # a Django project's codec is known once its settings have been read
+        return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.codec else key
+
     def dump_once(self, key: str, value: object) -> str:
         """The JSON that `once` keeps under this key."""
         return self._dump_kept(value, f"once({key!r})")
@@ -272,8 +278,7 @@ class Task(Generic[P, R_co]):
         values = msgspec.structs.asdict(bound)
         if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
             raise InvalidOption(f"{self.name}: unique can't use {secret[0]!r}: a Secret is *** in every text")
-        key = valid_key(self.unique.format(**values), f"{self.name}: unique")
-        return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.codec else key
+        return self.stored_key(self.unique.format(**values))
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.largest_payload)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import unittest
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import django
+from django.conf import settings
 from django.db import connection, transaction
 from django.tasks import TaskResultStatus, task_backends
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
@@ -21,7 +24,31 @@ from shop.tasks import native, tasks
 from tenure import outputs
 from tenure.core.retry import Retry
 from tenure.django import jobs
-from tenure.errors import InvalidOption
+from tenure.errors import InvalidOption, Locked
+from tenure.stores.sealed import beneath
+
+
+class Rotated:
+    """A codec that needs no library: each byte is moved up by one, and the name of the key is put before them."""
+
+    def __init__(self, *keys: str) -> None:
+        self.key, self._keys = keys[0], keys
+
+    def encode(self, data: bytes, about: str) -> bytes:
+        return self.key.encode() + bytes((each + 1) % 256 for each in data)
+
+    def decode(self, data: bytes, about: str, key: str) -> bytes:
+        if key not in self._keys:
+            raise LookupError(key)
+        return bytes((each - 1) % 256 for each in data.removeprefix(key.encode()))
+
+
+@contextmanager
+def encrypted(*keys: str) -> Iterator[None]:
+    """The project with a codec of these keys, or with none, as a process that has just started."""
+    codec = Rotated(*keys) if keys else None
+    with override_settings(TENURE={**settings.TENURE, "CODEC": codec}):
+        yield
 
 
 def counted(**signals: Any) -> tuple[list[str], list[Any]]:
@@ -187,6 +214,34 @@ class Workers(TransactionTestCase):
             jobs.handle(later.id).cancel("no longer wanted")
             later.refresh()
             self.assertEqual(later.status, TaskResultStatus.FAILED)
+
+
+class Encrypted(TransactionTestCase):
+    def test_a_key_made_of_arguments_is_stored_as_its_digest(self) -> None:
+        with encrypted("new"):
+            once = tasks.add.using(unique="order:{a}")
+            first, again = once.enqueue(4711), once.enqueue(4711)
+            other = once.enqueue(4712)
+            unique = beneath(jobs.client().store).get(first.id).unique
+        self.assertEqual((again.id, other.id == first.id), (first.id, False))
+        self.assertNotIn("4711", unique)
+
+    def test_without_the_key_a_result_is_locked_and_no_notice_for_people(self) -> None:
+        with encrypted("old"):
+            result = tasks.add.enqueue("needle", "s")
+        with encrypted("new", "old"), jobs.worker():
+            self.assertEqual(jobs.handle(result.id).result("60s"), "needles")
+        for keys in (("old",), (), ("other",)):
+            with self.subTest(keys), encrypted(*keys), self.assertRaises(Locked):
+                tasks.add.get_result(result.id)
+        with encrypted("new", "old"):
+            self.assertEqual(tasks.add.get_result(result.id).return_value, "needles")
+
+    def test_a_result_that_reads_like_the_notice_is_a_result(self) -> None:
+        with encrypted("new"), jobs.worker():
+            result = tasks.add.enqueue("encrypted: ", "it needs the key")
+            jobs.handle(result.id).result("60s")
+            self.assertEqual(tasks.add.get_result(result.id).return_value, "encrypted: it needs the key")
 
 
 class Options(SimpleTestCase):
