@@ -19,6 +19,7 @@ from django.utils import timezone
 from tenure.app.backends import value_of
 from tenure.core.lifecycle import State
 from tenure.core.offloaded import ELSEWHERE, is_offloaded
+from tenure.core.sealed import ENCRYPTED, is_sealed
 from tenure.ports import JobView, Store
 from tenure.tasks.job import Job
 
@@ -71,7 +72,7 @@ def started(job: Job[Any], task: DjangoTask, payload: Mapping[str, Any]) -> Task
 
 
 def result_of(store: Store, job: JobView, task: DjangoTask) -> TaskResult:
-    """The result of this job, with its task as it was enqueued. Raises NotFetched."""
+    """The result of this job, with its task as it was enqueued. Raises NotFetched, Locked."""
     attempts = store.attempts(job.id)
     given: dict[str, Any] = json.loads(_value(store, job, "payload"))
     workers = {each.attempt: each.worker_id for each in attempts}
@@ -102,7 +103,8 @@ def result_of(store: Store, job: JobView, task: DjangoTask) -> TaskResult:
 
 def _value(store: Store, job: JobView, place: Literal["payload", "result"]) -> str:
     text: str = getattr(job, place) or "null"
-    if is_offloaded(text) or text.startswith(f'"{ELSEWHERE}'):
+    # Also what a store shows to people in place of a value; a value that only reads like that is found unchanged.
+    if is_offloaded(text) or is_sealed(text) or text.startswith((f'"{ELSEWHERE}', f'"{ENCRYPTED}')):
         return value_of(store, job.id, place) or "null"
     return text
 
