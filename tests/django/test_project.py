@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,49 @@ def test_call_command_runs_a_command_here(tmp_path: Path) -> None:
     out = project.python(code + "assert 'TENURE_APP' not in os.environ")
 
     assert {each["name"] for each in json.loads(out)} == {"pay", "apay"}
+
+
+ENVIRON = """
+import os
+from tenure.django import jobs
+
+@jobs.task
+def environ() -> list[str]:
+    return sorted(name for name, value in os.environ.items() if value == "s3cret")
+"""
+SECRET = "TENURE['PASSWORD'] = 's3cret'\n"
+SAYS_ENVIRON = "import os; print({n: os.environ.get(n) for n in ('PYTHONPATH', 'TENURE_URL', 'TENURE_PASSWORD')})"
+
+
+@pytest.mark.parametrize("before", [[], ["--url", "sqlite:///{folder}/db.tenure.sqlite3"]])
+def test_no_program_of_a_handler_inherits_a_secret_of_the_project(before: list[str], tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tasks=ENVIRON, more=SECRET)
+    job_id = project.python("from orders.tasks import environ; print(environ.enqueue().id)").strip()
+
+    project.manage("tenure", *(each.format(folder=tmp_path) for each in before), "worker", "--until-empty")
+
+    shown = f"from orders.tasks import environ; print(environ.handle('{job_id}').result('0s'))"
+    assert project.python(shown) == "[]\n"
+
+
+def test_a_guarded_command_gets_the_environment_of_its_guard_and_none_of_the_projects_settings(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), more=SECRET)
+
+    said = project.manage("tenure", "guard", "g", "--every", "1d", "--", sys.executable, "-c", SAYS_ENVIRON)
+
+    mine = project.environ().get("PYTHONPATH")
+    assert said == f"{ {'PYTHONPATH': mine, 'TENURE_URL': None, 'TENURE_PASSWORD': None} }\n"
+    (listed,) = json.loads(project.manage("tenure", "schedules", "list", "--json"))
+    assert listed["name"] == "g"
+
+
+def test_a_guarded_command_gets_all_of_its_arguments(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path))
+    mine = ["--settings=x", "--pythonpath", "y", "--settings", "z", "--"]
+
+    said = project.manage(
+        *("tenure", "guard", "g", "--settings=project.settings", "--every", "1d", "--pythonpath", str(tmp_path)),
+        *("--", sys.executable, "-c", "import sys; print(sys.argv[1:])", *mine),
+    )
+
+    assert said == f"{mine}\n"

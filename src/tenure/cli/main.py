@@ -177,11 +177,11 @@ def _is_text(argument: str) -> bool:
 
 def _call(argv: Sequence[str]) -> int:
     command = cast(Callable[[Sequence[str]], Any], app)
-    result = command(_shared_last(argv))
+    result = command(shared_last(argv))
     return result if isinstance(result, int) else OK
 
 
-def _shared_last(argv: Sequence[str]) -> list[str]:
+def shared_last(argv: Sequence[str]) -> list[str]:
     """--url, --app, --json and --yes may also come before the command."""
     rest, leading = list(argv), list[str]()
     while rest and rest[0].partition("=")[0] in {"--url", "--app", "--json", "--yes", "-y"}:

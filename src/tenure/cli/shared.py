@@ -45,7 +45,9 @@ class Shared:
     def settings(self, **flags: object) -> Settings:
         from tenure.config import load
 
-        return load({"url": self.url, **flags}) if self.app is None else _import(self, self.app, **flags).settings
+        if self.app is not None:
+            return _import(self, self.app, **flags).settings
+        return load({"url": self.url, **flags}, cli.project)
 
     def codec(self) -> Codec | None:
         """What decrypts the values of jobs: the codec of the app, which has to be named."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 from django.core.management.base import BaseCommand, CommandError
 
 from tenure import cli
-from tenure.cli.main import BAD_INPUT, main
+from tenure.cli.main import BAD_INPUT, main, shared_last
 from tenure.cli.output import print_error
 from tenure.config import SETTINGS
 from tenure.django import jobs
@@ -43,7 +43,8 @@ def run(argv: Sequence[str]) -> int:
     """Run one command of `tenure` for this project, and return its exit code."""
     try:
         cli.default_store = "that of the project's settings"
-        with _exported(secrets=_command(argv) != "worker"):
+        command = _command(argv)
+        with _given() if command == "guard" else _exported(secrets=command != "worker"):
             return main(argv)
     except TenureError as error:
         print_error(str(error))
@@ -51,18 +52,31 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _command(argv: Sequence[str]) -> str:
-    return next((each for each in argv if not each.startswith("-")), "")
+    return next((each for each in shared_last(argv) if not each.startswith("-")), "")
 
 
 def _own(argv: Sequence[str]) -> list[str]:
-    """The arguments without those that manage.py has applied already."""
+    """The arguments without those that manage.py has applied already. After `--` there is a guard's command."""
     rest, each = list[str](), iter(argv)
     for argument in each:
+        if argument == "--":
+            return [*rest, argument, *each]
         if argument in _DJANGOS:
             next(each, None)
         elif not argument.startswith(tuple(f"{name}=" for name in _DJANGOS)):
             rest.append(argument)
     return rest
+
+
+@contextmanager
+def _given() -> Generator[None]:
+    """Pass the project's settings on, and leave the environment as it is: a guard's command inherits it."""
+    _ = jobs.settings  # what is wrong in them is said before the command runs
+    cli.project = jobs.home.settings
+    try:
+        yield
+    finally:
+        cli.project = {}
 
 
 @contextmanager
