@@ -66,6 +66,7 @@ for _ in range(2):
 IN_CASES = """
 import asyncio
 import threading
+import warnings
 from asgiref.sync import SyncToAsync
 from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
@@ -116,6 +117,36 @@ class Rollback(TestCase):
                         pass
                 queue.assert_enqueued(pay, 1)
                 assert len(queue.enqueued(pay)) == 1
+
+
+    def test_what_a_handler_enqueues_is_run_by_the_same_drain(self):
+        @jobs.task
+        def follows() -> None: ...
+
+        @jobs.task
+        def leads() -> None:
+            follows.enqueue()
+
+        with jobs.testing() as queue:
+            leads.enqueue()
+            queue.assert_enqueued(leads)
+            assert queue.drain() == 2
+
+    def test_jobs_of_a_block_that_never_commits_are_named(self):
+        for options in ({}, {"tx": connection}):
+            with self.assertWarnsRegex(RuntimeWarning, "neither committed nor rolled back.*: pay "), jobs.testing():
+                with transaction.atomic():
+                    pay.using(**options).enqueue(1)
+            with warnings.catch_warnings(), jobs.testing():
+                warnings.simplefilter("error")
+                try:
+                    with transaction.atomic():
+                        pay.using(**options).enqueue(2)
+                        raise ValueError
+                except ValueError:
+                    pass
+                with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+                    pay.using(**options).enqueue(3)
 
 
 class Committed(TransactionTestCase):

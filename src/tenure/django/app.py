@@ -88,7 +88,7 @@ class DjangoApp(Tenure):
         """Keep jobs in memory, and run them when the test says so, on the test's own database connections.
 
         A job that is enqueued inside `transaction.atomic()` is in the queue once that block has committed. In a
-        `TestCase` write `with self.captureOnCommitCallbacks(execute=True):` around the code that enqueues it.
+        `TestCase` write `with self.captureOnCommitCallbacks(execute=True):` around the code that has such a block.
         """
         with lent(), super().testing(resources=resources, elsewhere=elsewhere, limits=limits) as queue:
             yield queue

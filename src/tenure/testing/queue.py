@@ -45,7 +45,7 @@ from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.task import NewJob, Task
 from tenure.testing.listing import Listing
 from tenure.testing.owner import LEASE, Owner
-from tenure.testing.transactions import Fates, Transactions, wait_for_django
+from tenure.testing.transactions import Fates, Transactions
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.testing.watch import TestWatch
 from tenure.worker.executor import Attempt, run_inline
@@ -443,7 +443,14 @@ class _Gate:
     ) -> list[Enqueued]:
         self._refuse("enqueue")
         drafts = self._without_limits(drafts)
-        waiting = wait_for_django(self._store, drafts, tx)
+
+        def enqueue() -> None:
+            self._refuse("commit")
+            self._store.enqueue(drafts)
+            if committed is not None:
+                committed()
+
+        waiting = self._transactions.late(drafts, tx, enqueue)
         if waiting is not None:
             return waiting
         return self._store.enqueue(drafts, tx=self._transactions.joined(tx, drafts), committed=committed)

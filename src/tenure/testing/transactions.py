@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tenure.core.imports import is_a
 from tenure.core.lifecycle import State
-from tenure.errors import StoreError
+from tenure.errors import FlowMade, StoreError
 from tenure.ports import Awaited, Draft, Enqueued, Store
 
 
@@ -91,6 +91,10 @@ class _Mirror:
                 self._block.__exit__(_RolledBack, _RolledBack(), None)
 
 
+def _named(drafts: Sequence[Draft]) -> list[str]:
+    return [f"{draft.task} {draft.id}" for draft in drafts]
+
+
 class Transactions:
     """The open transactions of other libraries that have jobs."""
 
@@ -101,6 +105,15 @@ class Transactions:
         self._finding_fates = threading.Lock()  #: a test may enqueue from several threads
         self._open: dict[int, _Mirror] = {}
         self._listening: list[tuple[object, str, Callable[..., None]]] = []
+        self._late: list[Late] = []
+
+    def late(self, drafts: Sequence[Draft], tx: object, enqueue: Callable[[], object]) -> list[Enqueued] | None:
+        """Call `enqueue` when Django's transaction commits. None: `tx` is not Django's. Raises StoreError."""
+        connection = djangos(tx)
+        if connection is None:
+            return None
+        self._late.append(Late(connection, drafts, enqueue))
+        return as_if_stored(drafts)
 
     def joined(self, tx: object, drafts: Sequence[Draft] = ()) -> object:
         """The store's transaction for a `tx=`. Raises StoreError for a connection in no transaction."""
@@ -117,7 +130,7 @@ class Transactions:
             mirror = self._driver(tx)
         else:
             return tx
-        mirror.jobs += [f"{draft.task} {draft.id}" for draft in drafts]
+        mirror.jobs += _named(drafts)
         return mirror.tx
 
     def settle(self) -> None:
@@ -138,6 +151,7 @@ class Transactions:
             event.remove(target, name, listener)
         self._listening.clear()
         left = [job for mirror in self._open.values() for job in mirror.jobs]
+        left += [job for late in self._late if late.waits for job in _named(late.drafts)]
         for key in list(self._open):
             self._end(key, committed=False)
         if self._fates is not None:
@@ -264,17 +278,42 @@ class Transactions:
         return mirror
 
 
-# ── Django ──
+# ── Django ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def wait_for_django(store: Store, drafts: Sequence[Draft], tx: Any) -> list[Enqueued] | None:
-    """Enqueue when Django's transaction commits; its own callbacks know of savepoints. None: `tx` is not Django's."""
+class Late:
+    """Enqueues jobs when Django's transaction commits: a callback of `on_commit`, which knows of savepoints."""
+
+    def __init__(self, connection: Any, drafts: Sequence[Draft], enqueue: Callable[[], object]) -> None:
+        self.drafts = drafts
+        self._enqueue = enqueue
+        self._called = False
+        connection.on_commit(self)
+        self._connection: Any = connection.on_commit.__self__  # not a proxy, which is another one in another thread
+
+    def __call__(self) -> None:
+        self._called = True
+        with suppress(FlowMade):  # no error, as where the answer is known at once
+            self._enqueue()
+
+    @property
+    def waits(self) -> bool:
+        """Was its transaction neither committed nor rolled back?"""
+        return not self._called and any(each[1] is self for each in self._connection.run_on_commit)
+
+
+def djangos(tx: object) -> Any:
+    """Django's connection, if this is one; else None. Raises StoreError for one in no transaction."""
     inner: Any = tx.tx if isinstance(tx, Awaited) else tx
     if not is_a(inner, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
         return None
     if not inner.in_atomic_block:
         raise StoreError("tx is Django's connection, but in no transaction: use it inside `with transaction.atomic():`")
-    inner.on_commit(lambda: store.enqueue(drafts))
+    return inner
+
+
+def as_if_stored(drafts: Sequence[Draft]) -> list[Enqueued]:
+    """What the store will answer, unless another job holds a unique key by then."""
     later = [draft.delay is not None or draft.run_at is not None for draft in drafts]
     states = [
         State.WAITING if draft.links and draft.links.after else State.SCHEDULED if wait else State.QUEUED
