@@ -195,3 +195,11 @@ def test_a_guarded_command_gets_all_of_its_arguments(tmp_path: Path) -> None:
     )
 
     assert said == f"{mine}\n"
+
+
+def test_migrate_also_migrates_a_store_of_its_own_url(database_url: str, tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tenure={"URL": database_url})
+
+    project.manage("migrate", "-v", "0")
+
+    assert json.loads(project.manage("tenure", "jobs", "list", "--json"))["jobs"] == []

@@ -8,6 +8,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.core.management.base import CommandError
 from django.core.signals import setting_changed
+from django.db import DEFAULT_DB_ALIAS
 from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
@@ -51,7 +52,7 @@ def _migrated(*, using: str, plan: object = None, **_: Any) -> None:
     from tenure.django import jobs
 
     try:
-        if plan is not None and using == jobs.home.alias:  # without a plan it is `flush`
+        if plan is not None and using == (jobs.home.alias or DEFAULT_DB_ALIAS):  # without a plan it is `flush`
             open_store(jobs.settings).migrate()
     except TenureError as error:
         raise CommandError(str(error)) from error
