@@ -260,3 +260,32 @@ def test_an_app_without_the_extra_says_what_to_install(folder: Path, monkeypatch
 
     with pytest.raises(InvalidOption, match=r'pip install "\.\[web\]" in the checkout'):
         Tenure().dashboard()
+
+
+def queued(client: httpx.Client) -> int:
+    assert client.get("/jobs/").status_code == 200
+    counts: dict[str, int] = client.get("/jobs/api/v1/stats").raise_for_status().json()["counts"]
+    return counts["queued"]
+
+
+@pytest.mark.usefixtures("unhurried")
+def test_a_mounted_one_shows_the_store_that_its_app_uses_now(folder: Path) -> None:
+    from web.test_security import running as serving
+
+    jobs = Tenure(f"sqlite:///{folder}/tenure.db")
+
+    @jobs.task
+    def greet() -> None: ...
+
+    mounted: Any = jobs.dashboard(auth=lambda request: "admin")
+    host = Starlette(routes=[Mount("/jobs", app=mounted)])
+    with serving(host, mounted) as place:
+        with jobs:
+            assert queued(place.client()) == 0
+            for _ in range(2):
+                with jobs.testing() as queue:
+                    place.client().post("/jobs/api/v1/jobs", json={"task": "greet"}).raise_for_status()
+                    assert len(queue.enqueued(greet)) == 1
+                    assert queued(place.client()) == 1
+        with jobs:
+            assert queued(place.client()) == 0

@@ -265,7 +265,10 @@ def dashboard(
     settings: Settings,
     auth: Callable[..., Any] | None,
 ) -> Any:
-    """The dashboard as an ASGI app. On its first use it opens the client and loads the modules of tasks."""
+    """The dashboard as an ASGI app. On its first use it opens the client and loads the modules of tasks.
+
+    It follows the app to another client: into `testing()`, and from one opening of the app to the next.
+    """
     from tenure.operations.admin import Admin
 
     def admin() -> Admin:
@@ -276,7 +279,7 @@ def dashboard(
     with extra("web"):
         from tenure.web.dashboard import create
 
-        return create(admin, settings, tasks=tasks, auth=auth)
+        return create(admin, settings, tasks=tasks, auth=auth, client=client)
 
 
 def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:

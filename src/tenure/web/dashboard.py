@@ -30,9 +30,13 @@ def create(
     tasks: Registry | None = None,
     auth: Callable[..., Any] | None = None,
     demo: Demo | None = None,
+    client: Callable[[], object] | None = None,
 ) -> Security:
-    """The dashboard as an ASGI app: run it, or mount it in another one. It needs no lifespan."""
-    site = Site(connect, settings, tasks=tasks, demo=demo)
+    """The dashboard as an ASGI app: run it, or mount it in another one. It needs no lifespan.
+
+    `connect` is called again once `client` gives another object: the app that it is mounted in uses another store.
+    """
+    site = Site(connect, settings, tasks=tasks, demo=demo, client=client)
     web = FastAPI(
         title="Tenure",
         version=site.version,

@@ -110,6 +110,11 @@ class Memo:
                 if cell.taken_at is not None:
                     cell.stale_at = min(cell.stale_at, cell.taken_at + _HASTE * cell.cost)
 
+    def clear(self) -> None:
+        """Drop all values: they are of another store."""
+        with self._lock:
+            self._cells.clear()
+
     def close(self) -> None:
         """End the background threads; a later read starts new ones."""
         self._readers.shutdown(wait=False, cancel_futures=True)

@@ -55,6 +55,7 @@ def light(job: JobView) -> JobView:
 class Site:
     """Shared by pages, API and live streams. `connect` is called on first use: a mounted app gets no lifespan.
 
+    `client` gives what a mounted app uses now: another one, as in a test or after the app was closed, is another store.
     The reads below are shared by all viewers, and rare enough to put little load on the store.
     """
 
@@ -65,6 +66,7 @@ class Site:
         *,
         tasks: Registry | None = None,
         demo: Demo | None = None,
+        client: Callable[[], object] | None = None,
     ) -> None:
         self.settings = settings
         self.tasks = tasks  #: needed to enqueue jobs and to check edited arguments
@@ -75,7 +77,8 @@ class Site:
         self.probe = ThreadPool("health", threads=1, patience=2.0)  #: answers even while all others wait for the store
         self.watch = self._new_watch()
         self._connect = connect
-        self._opened: Admin | None = None
+        self._client = client or (lambda: None)
+        self._opened: tuple[object, Admin] | None = None  #: with the client it was opened for
         self._lock = Lock()
         self._pulse = Pulse()
         self._backlogs = Backlogs()
@@ -83,11 +86,14 @@ class Site:
     @property
     def admin(self) -> Admin:
         """Raises StoreAway; the next call retries."""
-        if self._opened is None:
+        now, opened = self._client(), self._opened
+        if opened is None or opened[0] is not now:
             with self._lock:
-                if self._opened is None:
-                    self._opened = self._connect()
-        return self._opened
+                opened = self._opened
+                if opened is None or opened[0] is not now:
+                    self._opened = opened = (now, self._connect())
+                    self._forget_store()
+        return opened[1]
 
     def counts(self) -> Counts:
         """Live jobs by the last count of their queues; ended ones as of now: those since the last count are added."""
@@ -163,6 +169,11 @@ class Site:
     def acted(self) -> None:
         """After a change: what is shown next is read again."""
         self.memo.forget()
+
+    def _forget_store(self) -> None:
+        """What was read so far is of another store."""
+        self.memo.clear()
+        self._pulse, self._backlogs = Pulse(), Backlogs()
 
     def _counted(self) -> tuple[Mapping[State, int], datetime]:
         counts = self.admin.counts()
