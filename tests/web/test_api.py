@@ -19,7 +19,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from conformance.factories import World, begin, begin_guarded, bring, identity, made, put, running, tick
+from conformance.factories import World, begin, begin_guarded, bring, identity, look, made, put, running, tick
 from tenure import Secret, Tenure
 from tenure.config import Settings, load
 from tenure.core.lifecycle import Crashed, Failed, State
@@ -600,6 +600,17 @@ def test_a_replay_with_other_arguments_keeps_what_they_were_and_who_changed_them
     job = api.get(f"/api/v1/jobs/{job_id}")
     assert job["args"] == {"n": 5}
     assert [(edit["who"], edit["before"]) for edit in job["edits"]] == [("ada", {"n": 1, "old": 2})]
+
+
+def test_what_replaces_a_secret_is_a_secret_also_where_no_task_is_known(
+    make: Callable[..., Api], store: Store
+) -> None:
+    job_id, api = bring(store, State.DEAD, payload='{"n":1,"card":{"$secret":"4111"}}').job_id, make(tasks=None)
+
+    api.post(f"/api/v1/jobs/{job_id}/replay", put={"card": "5500"})
+
+    assert json.loads(look(store, job_id).payload) == {"n": 1, "card": {"$secret": "5500"}}
+    assert api.get(f"/api/v1/jobs/{job_id}")["args"] == {"n": 1, "card": "***"}
 
 
 def test_arguments_are_changed_only_by_who_sees_them_and_only_as_the_task_takes_them(api: Api, store: Store) -> None:

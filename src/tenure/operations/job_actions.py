@@ -20,6 +20,7 @@ from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
     BATCH,
     MOST_AT_ONCE,
+    SECRET,
     Acted,
     Bulk,
     Edited,
@@ -28,6 +29,7 @@ from tenure.operations.jobs import (
     Verb,
     actionable,
     edits_in,
+    is_secret,
 )
 from tenure.operations.pace import Pace
 from tenure.operations.stacks import JobStack
@@ -154,8 +156,9 @@ class Jobs(JobReads):
     ) -> Acted:
         """Run an ended job again with other arguments: `put` these, `drop` those, keep all others, secrets too.
 
-        The previous arguments are kept with the job, and so is the operator's name. If `task` is given, the new
-        arguments are checked against its signature first. Raises UnknownJob, InvalidArguments.
+        What replaces a Secret is stored as a Secret. The previous arguments are kept with the job, and so is the
+        operator's name. If `task` is given, the new arguments are checked against its signature first. Raises
+        UnknownJob, InvalidArguments.
         """
         job = self._access.store.get(job_id) or self.get(job_id)
         if job.queue == GUARD:
@@ -173,6 +176,8 @@ class Jobs(JobReads):
             raise InvalidArguments(f"job {job_id}: its arguments {why}, so none can be changed") from None
         if unknown := set(drop) - set(before):
             raise InvalidArguments(f"drop: job {job_id} has no argument {', '.join(map(repr, sorted(unknown)))}")
+        sealed = {name for name in put if is_secret(before.get(name)) and not is_secret(put[name])}
+        put = {name: {SECRET: value} if name in sealed else value for name, value in put.items()}
         after = {name: value for name, value in {**before, **put}.items() if name not in drop}
         payload = msgspec.json.encode(after).decode()
         most = self._access.settings.max_payload if self._access.settings else 256 * 1024

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -278,14 +278,6 @@ class JobReads:
             wanted = " or ".join(sorted(among))
             raise UnknownJob(f"job {job_id} is {job.state}, not {wanted}: see tenure jobs explain {job_id}")
         return JobRef(job.id, job.queue, job.state)
-
-    def secret_arguments(self, job_id: str) -> frozenset[str]:
-        """The arguments whose whole value is a Secret."""
-        job = self._access.store.get(job_id)
-        given: object = msgspec.json.decode(job.payload) if job else None
-        if not isinstance(given, dict):
-            return frozenset()
-        return frozenset(name for name, value in cast("dict[str, object]", given).items() if is_secret(value))
 
 
 def is_secret(value: object) -> bool:

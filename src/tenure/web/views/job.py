@@ -18,7 +18,7 @@ from tenure.core.offloaded import ELSEWHERE
 from tenure.core.sealed import ENCRYPTED
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
 from tenure.events import headline
-from tenure.operations.jobs import CAN, SECRET, JobDetail, Verb, is_secret
+from tenure.operations.jobs import CAN, JobDetail, Verb
 from tenure.operations.stacks import JobStack, trace_lines
 from tenure.ports import AttemptView, JobView
 from tenure.tasks.arguments import STARS
@@ -322,9 +322,6 @@ def _edit(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     typed = [_typed(form, each) for each in _arguments(job)]
     put: dict[str, object] = {}
     read = [_read(each, before, put) for each in typed]
-    # The replacement of a Secret is also stored as a Secret, even if it is typed as plain text.
-    sealed = view.admin.jobs.secret_arguments(job.id)
-    put |= {name: {SECRET: put[name]} for name in sealed & set(put) if not is_secret(put[name])}
     name, text = form.get("new_name", "").strip(), form.get("new_text", "")
     new_problem = _read_new(name, text, before, put)
     problem = ""
