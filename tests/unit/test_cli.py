@@ -336,6 +336,20 @@ def test_waiting_prints_the_result_or_why_there_is_none(
     assert err in complained
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_waiting_prints_no_secret_of_the_result(store: Store, options: list[str]) -> None:
+    with process("enqueue", "add", "a=1", "--wait", *options) as waiting:
+        assert waiting.stderr is not None
+        waiting.stderr.readline()
+        worker = alive(store, queues=("sums",), tasks=("add",))
+        (claimed,) = claim(store, worker, queue="sums")
+        result = '{"password":"hunter2","t":{"$secret":"hunter2"},"n":2}'
+        finish(store, Lease(claimed.id, claimed.attempt, worker), Completed(result))
+        told = json.loads(waiting.communicate()[0])
+
+    assert (told["result"] if options else told) == {"password": "***", "t": "***", "n": 2}
+
+
 def test_waiting_says_the_id_at_once_and_soon_that_no_worker_serves_the_queue(run: Run, store: Store) -> None:
     with process("enqueue", "add", "a=1", "--wait") as waiting:
         assert waiting.stderr is not None

@@ -597,6 +597,7 @@ def test_trigger_prints_the_job_and_refuses_to_overlap(run: Run, store: Store, t
     ("outcome", "code", "out", "err"),
     [
         (Completed('{"$secret":"hunter2"}'), 0, '"***"\n', ""),
+        (Completed('{"password":"hunter2","n":2}'), 0, '{"password":"***","n":2}\n', ""),
         (Failed("ValueError: no", final=True), 1, "", "ValueError: no"),
     ],
 )

@@ -769,7 +769,7 @@ from tenure.codecs import AesSiv
 jobs = Tenure(codec=AesSiv(os.environ["KEYS"]))
 
 @jobs.task
-def echo(text: str) -> str:
+def echo(text: str, password: str = "") -> str:
     return text
 """
 Run = Callable[..., tuple[int, str, str]]
@@ -783,10 +783,10 @@ def test_the_command_line_tries_shows_and_sweeps(run: Run, folder: Path, monkeyp
     monkeypatch.setenv("TENURE_MAX_PAYLOAD", "1KiB")
     refused = run("schedules", "add", "big", "--task", "echo", f"text={BIG}", "--every", "5m")
     assert (refused[0], f"schedule big: its arguments are {len(BIG) + 11:,} bytes" in refused[2]) == (2, True)
-    job_id = run("enqueue", "echo", f"text={BIG}")[1].strip()
+    job_id = run("enqueue", "echo", f"text={BIG}", "password=hunter2")[1].strip()
 
-    assert "kept elsewhere: 4,063 bytes" in run("jobs", "show", job_id)[1]
-    assert run("offload", "show", job_id[-8:], "--app", "shop")[1] == f'{{"text":"{BIG}"}}\n'
+    assert "kept elsewhere: 4,091 bytes" in run("jobs", "show", job_id)[1]
+    assert run("offload", "show", job_id[-8:], "--app", "shop")[1] == f'{{"text":"{BIG}","password":"***"}}\n'
     assert "it needs the key" in run("offload", "show", job_id)[2]
     assert run("offload", "show", job_id, "result", "--app", "shop")[0] == 1
     run("jobs", "delete", job_id, "--yes")

@@ -14,7 +14,7 @@ from tenure.cli.output import print_error, show_json, table
 from tenure.cli.shared import Shared, app_of, awaited, print_result, store_of, wait_limit
 from tenure.core.durations import spell
 from tenure.errors import InvalidArguments, InvalidOption
-from tenure.tasks.arguments import redacted
+from tenure.tasks.arguments import Stars
 from tenure.tasks.named import Using, elsewhere, with_options
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ def enqueue(
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return print_result(shared, stored, str(handle.id))
-        result = awaited(str(handle.id), limit, lambda wait: jobs.client().result(str(handle.id), wait))
-    return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
+        found = awaited(str(handle.id), limit, lambda wait: jobs.client().result(str(handle.id), wait))
+        result = Stars(jobs.settings.redact).hide(found)
+    return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, result)
 
 
 def _warn_of_queue(jobs: Tenure, queue: str) -> None:

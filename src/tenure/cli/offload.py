@@ -50,11 +50,11 @@ def show(
 ) -> int:
     """Print the arguments, the result or the checkpoint of a job, from wherever it is kept. --app decrypts it.
 
-    Secrets are shown as ***.
+    Secrets, and values whose names TENURE_REDACT lists, are shown as ***.
     """
     from tenure.app.backends import value_of
     from tenure.operations import job_ids
-    from tenure.tasks.arguments import redacted
+    from tenure.tasks.arguments import Stars
 
     with _opened(shared) as values:
         job_id = job_ids.whole(values, job_id)
@@ -62,7 +62,7 @@ def show(
     if found is None:
         print_error(f"job {job_id} has no {place}")
         return 1
-    print_line(redacted(found))
+    print_line(Stars(shared.settings().redact).hide(found))
     return 0
 
 

@@ -34,7 +34,6 @@ from tenure.operations.jobs import (
 from tenure.operations.pace import Pace
 from tenure.operations.stacks import JobStack
 from tenure.ports import EDITS, Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
-from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
 from tenure.tasks.limits import key_of
 
@@ -267,7 +266,7 @@ class Jobs(JobReads):
     def result(self, job_id: str, timeout: float | None) -> str:
         """Wait for the result, as JSON, secrets redacted. Raises what `handle.result()` raises, and TimeoutError."""
         client = Client(self._access.store, self._access.notifier, self._access.needed_settings())
-        return redacted(client.result(job_id, timeout))
+        return self._access.stars.hide(client.result(job_id, timeout))
 
 
 _CANCELLED = {
