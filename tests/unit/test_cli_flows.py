@@ -11,7 +11,7 @@ import pytest
 
 from conformance.factories import claim, draft, finish, look, put, start
 from tenure.core.clock import system_clock
-from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Outcome, State, Suspended
+from tenure.core.lifecycle import EXPIRED, Cancelled, Completed, Edge, Failed, Lease, Outcome, State, Suspended
 from tenure.ports import Draft, Links, Store
 from tenure.stores.sqlite import SqliteStore
 from terminals import on_a_terminal, plain
@@ -159,6 +159,20 @@ def test_what_died_in_a_flow_is_replayed(run: Run, store: Store) -> None:
     )
     assert run("flows", "replay", FLOW, "-y")[:2] == (0, "1 job queued again\n")
     assert look(store, renders[-1].id).state is State.QUEUED
+
+
+def test_what_expired_in_a_flow_is_asked_about_too(run: Run, store: Store) -> None:
+    (only,) = flow = [step(task="late")]
+    store.enqueue(flow)
+    settled(store)
+    ends(store, {"late": Cancelled(EXPIRED)})
+
+    code, _, said = run("flows", "replay", FLOW)
+
+    assert (code, said) == (2, "replay 1 job of flow nightly? There is no terminal to ask on: use --yes.\n")
+    assert look(store, only.id).state is State.CANCELLED
+    assert run("flows", "replay", FLOW, "-y")[:2] == (0, "1 job queued again\n")
+    assert run("flows", "replay", FLOW)[:2] == (0, "0 jobs queued again\n")
 
 
 def test_a_flow_is_cancelled(run: Run, store: Store) -> None:

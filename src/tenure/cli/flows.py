@@ -140,8 +140,8 @@ def replay(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
     """Run the dead and expired jobs of a flow again, with fresh budgets: the flow goes on."""
     with admin_of(shared) as admin:
         flow = admin.flows.get(flow_id)
-        if dead := flow.counts.get(State.DEAD, 0):
-            confirm(shared, f"replay {_jobs(dead)} of flow {flow.name}?")
+        if failed := admin.flows.replayable(flow):
+            confirm(shared, f"replay {_jobs(failed)} of flow {flow.name}?")
         return _told(admin.flows.replay(flow_id), "queued again", shared)
 
 

@@ -136,6 +136,11 @@ class Flows:
         detail = {"why": reason} if reason else {}
         return self._act("flows.cancel", flow_id, detail, self._batches(flow_id, LIVE), cancelled, "cancel", "due")
 
+    def replayable(self, flow: Flow) -> int:
+        """How many of its jobs `replay` would run again: the dead and the expired ones."""
+        expired = self._expired(flow.id) if flow.counts.get(State.CANCELLED, 0) else ()
+        return flow.counts.get(State.DEAD, 0) + sum(map(len, expired))
+
     def replay(self, flow_id: str) -> FlowActed:
         """Run its dead and expired jobs again, with fresh budgets: the flow continues. Raises UnknownFlow."""
         store = self._access.store
