@@ -148,6 +148,8 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
         raise InvalidOption(f"{file} is the store itself: name another file")
     if not file.resolve().parent.is_dir():
         raise InvalidOption(f"{file.resolve().parent} is not a folder: create it first")
+    if file.is_dir():
+        raise InvalidOption(f"{file} is a folder: name a file in it")
     if file.exists():
         confirm(shared, f"{file} exists. Overwrite it?")
     # An interrupted copy must not leave a partial file under the final name.
