@@ -141,6 +141,8 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
             for command in ("limits show", "limits pause", "schedules trigger", "flows show")
         ),
         (["backup", "nowhere/copy.db"], 2, "is not a folder"),
+        (["backup", "."], 2, "is a folder: name a file in it"),
+        (["jobs", "list", "--since", '2h" state="dead'], 2, "expected"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_an_exit_code(
@@ -502,6 +504,8 @@ def test_jobs_are_found_by_what_is_in_them(run: Run, store: Store) -> None:
         ["--where", "args.user=4711"],
         ["--args", "user=4711", "--since", "1h"],
         ["state=queued", "--until", "2100-01-01"],
+        ["state=queued", "--until", "2100-01-01T06:00", "--since", "2000-01-01T06:00"],
+        ["state=queued", "--until", "2100-01-01 06:00", "--since", "2000-01-01 06:00"],
     ):
         assert found(*argv) == {mail}, argv
     assert found("error~GOOD") == {dead}

@@ -79,8 +79,8 @@ class Where:
         if self.where is not None and not self.where.strip():  # it would mean all jobs
             raise InvalidOption("--where: expected a search, such as args.user=4711, got nothing")
         bounds = {"<": "since", ">": "until"}
-        spans = [
-            f"enqueued{sign if _is_age(text) else _OTHER[sign]}{text}"
+        spans = [  # in quotes: a time may have a space
+            f'enqueued{sign if _is_age(text) else _OTHER[sign]}"{text.replace(chr(34), "")}"'
             for sign, name in bounds.items()
             if (text := getattr(self, name)) is not None
         ]
