@@ -205,8 +205,11 @@ def test_an_attempt_that_is_stopped_says_why(shop: Shop, kind: str, by: str) -> 
     assert [dict(event.attributes or {}) for event in asked] == [{"tenure.reason": by}]
 
 
-def test_with_a_codec_a_span_names_the_error_and_quotes_nothing(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, AesSiv([AesSiv.new_key()]))
+@pytest.mark.parametrize("early", [True, False])
+def test_with_a_codec_a_span_names_the_error_and_quotes_nothing(tmp_path: Path, early: bool) -> None:
+    codec = AesSiv([AesSiv.new_key()])
+    shop = Shop(tmp_path, codec if early else None)
+    shop.jobs.codec = codec  # that of a Django project is known on first use, after `instrument`
 
     @shop.jobs.task(retry=1)
     async def buy(order: int) -> None:

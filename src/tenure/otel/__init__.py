@@ -46,4 +46,5 @@ def instrument(
     """
     if not isinstance(jobs, Traced):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption(f"instrument: expected an app, jobs = Tenure(), got {jobs!r:.80}")
-    jobs.tracing = Traces(tracer_provider, Counters(meter_provider), links=links, texts=jobs.codec is None)
+    counters = Counters(meter_provider)
+    jobs.tracing = Traces(tracer_provider, counters, links=links, texts=lambda: jobs.codec is None)

@@ -54,14 +54,19 @@ def _harmless() -> Generator[None]:
 
 
 class Traces:
-    """The tracer of an app. Without `texts` its spans have none of the values and errors that a codec encrypts."""
+    """The tracer of an app. Without `texts` its spans have none of the values and errors that a codec encrypts.
 
-    def __init__(self, provider: TracerProvider | None, counters: Counters, *, links: bool, texts: bool) -> None:
+    `texts` is asked for each span: a Django project's codec is known on first use only.
+    """
+
+    def __init__(
+        self, provider: TracerProvider | None, counters: Counters, *, links: bool, texts: Callable[[], bool]
+    ) -> None:
         self._provider, self._counters, self._links, self._texts = provider, counters, links, texts
         self._tracer = trace.get_tracer("tenure", tracer_provider=provider)
 
     def enqueue(self, drafts: Sequence[Draft]) -> _Enqueue:
-        return _Enqueue(self._tracer, drafts, texts=self._texts)
+        return _Enqueue(self._tracer, drafts, texts=self._texts())
 
     def attempt(self, claimed: Claimed, worker_id: str) -> _Attempt:
         about = _about_attempt(claimed.id, claimed.task, claimed.queue, claimed.attempt, worker_id)
@@ -69,12 +74,13 @@ class Traces:
         span: Span = trace.INVALID_SPAN
         with _harmless():
             span = self._start(claimed.task, _context_of(_meta_of(claimed.meta)), about, None)
-        return _Attempt(span, self._counters.attempt_seconds, claimed.task, texts=self._texts)
+        return _Attempt(span, self._counters.attempt_seconds, claimed.task, texts=self._texts())
 
     def rescued(self, rescued: Rescued, job: JobView, attempt: AttemptView) -> None:
         about = _about_attempt(job.id, job.task, job.queue, attempt.attempt, attempt.worker_id)
         about |= {"tenure.outcome": attempt.outcome, "tenure.state": str(rescued.state)}
-        if self._texts:
+        texts = self._texts()
+        if texts:
             about |= {f"tenure.evidence.{name}": text for name, text in attempt.evidence.items()}
         with _harmless():
             span = self._start(job.task, _context_of(job.meta), about, _nanoseconds(attempt.started_at))
@@ -83,7 +89,7 @@ class Traces:
             span.add_event("tenure.rescue", told)
             if attempt.outcome == "crashed":
                 span.set_attribute("error.type", "crashed")
-                text = headline(attempt.error)[:_LONGEST] if self._texts else None
+                text = headline(attempt.error)[:_LONGEST] if texts else None
                 span.set_status(Status(StatusCode.ERROR, text))
             span.end(_nanoseconds(attempt.ended_at))
 
