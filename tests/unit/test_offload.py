@@ -797,3 +797,21 @@ def test_the_command_line_tries_shows_and_sweeps(run: Run, folder: Path, monkeyp
     (folder / "values").rename(folder / "away")
     (folder / "values").write_text("a file")
     assert run("offload", "try")[0] == 1
+
+
+def test_a_result_that_is_kept_elsewhere_is_waited_for(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEYS", AesSiv.new_key())
+    monkeypatch.setenv("TENURE_OFFLOAD", f"file://{folder}/values")
+    monkeypatch.setenv("TENURE_MAX_RESULT", "1KiB")
+    with Tenure() as jobs:
+
+        @jobs.schedule(every="1d", name="daily")
+        @jobs.task
+        def large() -> str:
+            return BIG
+
+        with jobs.worker():
+            until(lambda: run("schedules", "show", "daily")[0] == 0, "the schedule's declaration")
+            for options in ([], ["--app", "shop"]):
+                code, out, err = run("schedules", "trigger", "daily", "--wait", "--timeout", "60s", *options)
+                assert (code, out) == (0, f'"{BIG}"\n'), err

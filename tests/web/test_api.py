@@ -602,9 +602,7 @@ def test_a_replay_with_other_arguments_keeps_what_they_were_and_who_changed_them
     assert [(edit["who"], edit["before"]) for edit in job["edits"]] == [("ada", {"n": 1, "old": 2})]
 
 
-def test_what_replaces_a_secret_is_a_secret_also_where_no_task_is_known(
-    make: Callable[..., Api], store: Store
-) -> None:
+def test_what_replaces_a_secret_is_a_secret_also_where_no_task_is_known(make: Callable[..., Api], store: Store) -> None:
     job_id, api = bring(store, State.DEAD, payload='{"n":1,"card":{"$secret":"4111"}}').job_id, make(tasks=None)
 
     api.post(f"/api/v1/jobs/{job_id}/replay", put={"card": "5500"})

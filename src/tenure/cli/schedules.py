@@ -40,10 +40,10 @@ _SILENCE = logging.NullHandler()
 
 
 @contextmanager
-def _admin(shared: Shared) -> Generator[Admin]:
+def _admin(shared: Shared, *, large: bool = False) -> Generator[Admin]:
     """Operator access to the store. Outcomes of runs are shown here, so they are not also logged to the terminal."""
     logging.getLogger("tenure.schedules").addHandler(_SILENCE)
-    with admin_of(shared) as admin:
+    with admin_of(shared, large=large) as admin:
         yield admin
 
 
@@ -311,7 +311,7 @@ def trigger(
         How long to wait at most.
     """
     limit = wait_limit(wait, timeout)
-    with _admin(shared) as admin:
+    with _admin(shared, large=wait) as admin:
         job_id = admin.schedules.trigger(name, force=force)
         if not wait:
             return print_result(shared, {"schedule": name, "job": job_id}, job_id)

@@ -105,13 +105,14 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 
 
 @contextmanager
-def admin_of(shared: Shared) -> Generator[Admin]:
-    """The opened store, with operator access."""
-    from tenure.app.backends import notifier_of, shown
+def admin_of(shared: Shared, *, large: bool = False) -> Generator[Admin]:
+    """The opened store, with operator access. `large`: with the bucket of its large values, which may need an extra."""
+    from tenure.app.backends import notifier_of, shown, with_bucket
     from tenure.operations.admin import Admin
 
     settings, codec = shared.settings(), shared.codec()
-    store = shown(store_of(settings), codec)
+    plain = store_of(settings)
+    store = shown(with_bucket(plain, settings) if large else plain, codec)
     store.open()
     notifier = notifier_of(settings, store)
     try:
