@@ -151,7 +151,7 @@ TABLE = Table(
         Guard("a guard that runs is not run beside itself", "schedules/guard_plan.py", "    if plan.live:\n        held", "    if False:\n        held", "unit/test_ticks.py"),
         Guard("a guard's tick runs once", "schedules/guard_plan.py", "    if again is not None and not force:", "    if False:", "unit/test_ticks.py"),
         Guard("an older release changes nothing", "schedules/timetable.py", "        if key != newest:\n", "        if False:\n", "unit/test_timetable.py"),
-        Guard("a newer release's schedule is not overwritten", "schedules/timetable.py", "    if s.released_at and new.released_at and s.released_at > new.released_at:", "    if False:", HERE + "a_newer_release_that_was_faster_stands"),
+        Guard("a newer release's schedule is not overwritten", "schedules/timetable.py", "    if s.released_at and new.released_at and s.released_at > new.released_at and not dropped:", "    if False:", HERE + "a_newer_release_that_was_faster_stands"),
         Guard("one app does not retire another's schedules", "schedules/timetable.py", "if s.source == source and s.name not in names]", "if s.name not in names]", "unit/test_timetable.py"),
         Guard("a writer that was not first reads again", "schedules/timetable.py", "                if not lands:\n", "                if False:\n", HERE + "a_declaration_that_was_not_first_is_read_and_made_again"),
         Guard("a schedule is removed without the ticks of one that had its name", "schedules/timetable.py", "delete=True, keep_until=until.get(name))", "delete=True)", "conformance/test_schedules.py -k 'memory and takes_an_old_name'"),

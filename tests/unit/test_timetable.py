@@ -494,6 +494,28 @@ def test_a_schedule_that_another_app_takes_over_is_told(clock: Clockwork, caplog
     assert declare(clock, "shop", "2").retired == ()
 
 
+def test_an_app_that_still_declares_what_another_one_dropped_restores_it(clock: Clockwork) -> None:
+    declare(clock, "shop", "1", hourly("x"))
+    declare(clock, "mail", "1", hourly("x"), hourly("y"))
+    assert declare(clock, "mail", "2", hourly("y")).retired == ("x",)
+
+    assert declare(clock, "shop", "1", hourly("x")).changed == ("x",)
+
+    assert (clock.stands("x").source, clock.stands("x").retired_at) == ("shop", None)
+
+
+def test_of_two_apps_the_one_whose_release_is_newer_keeps_a_schedule_and_the_other_is_told(
+    clock: Clockwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    declare(clock, "shop", "1", hourly("a"))
+    declare(clock, "mail", "1", hourly("a", rule="every 2h"))
+
+    assert declare(clock, "shop", "1", hourly("a")) == Declared()
+
+    assert (clock.stands("a").source, clock.stands("a").rule) == ("mail", "every 2h")
+    assert "schedule a stays that of app mail, whose release 1 is newer than release 1 of app shop" in caplog.text
+
+
 def test_what_was_retired_and_is_declared_again_goes_on_and_tells_what_it_skipped(clock: Clockwork) -> None:
     declare(clock, "app", "1", hourly())
     declare(clock, "app", "2")

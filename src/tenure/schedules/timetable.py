@@ -405,9 +405,14 @@ def why_overdue(standing: Standing, now: datetime, paused: Collection[str] = ())
 
 def _declare(plan: Plan, new: Schedule) -> Plan:
     s = plan.schedule
-    if s.released_at and new.released_at and s.released_at > new.released_at:
+    others = bool(s.rev) and s.source not in ("", new.source)
+    dropped = others and s.retired_at is not None  # by another app: this one still declares it
+    if s.released_at and new.released_at and s.released_at > new.released_at and not dropped:
+        if others:
+            whose, newer = f"that of app {s.source}, whose release {s.release} is newer", f"release {new.release}"
+            _log.warning("schedule %s stays %s than %s of app %s", s.name, whose, newer, new.source)
         return plan  # a newer release was first
-    if s.rev and s.source not in ("", new.source):
+    if others:
         _log.warning("schedule %s of app %s is now declared by app %s", s.name, s.source, new.source)
     return plan.declare(new)
 
