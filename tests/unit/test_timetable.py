@@ -456,6 +456,16 @@ def test_a_roll_back_is_forced_and_stays(clock: Clockwork) -> None:
     assert declare(clock, "app", "2", hourly("a", rule="every 2h")).older == "1"
 
 
+def test_a_release_is_older_however_many_have_followed_it(clock: Clockwork) -> None:
+    for n in range(60):
+        declare(clock, "app", f"r{n}", hourly("a", rule=f"every {n + 1}h"))
+    before = clock.table.all()
+
+    assert declare(clock, "app", "r0", hourly("a")) == Declared(older="r59")
+
+    assert clock.table.all() == before
+
+
 @pytest.mark.parametrize("step", [0.0, -2 * HOUR])
 def test_a_release_first_seen_later_is_newer_whatever_the_stores_clock_says(step: float, clock: Clockwork) -> None:
     clock.table.declare("app", "1", [hourly("a")])

@@ -13,7 +13,7 @@ from tenure.errors import StoreError
 from tenure.ports import Store
 
 _TRIES = 20
-_RELEASES_KEPT = 50
+_RELEASES_KEPT = 1_000  #: of an app: some 80 KB. One that is forgotten would count as new when it starts again
 _MOMENT = timedelta(milliseconds=1)
 _decode_seen = msgspec.json.Decoder(dict[str, datetime]).decode
 
