@@ -73,6 +73,7 @@ def full(store: Store, name: str) -> Schedule:
         grace=12.5,
         too_long=600.0,
         since=now,
+        reset_at=now - second(7),
         next_tick=now + second(1.5),
         last_tick=now - second(1),
         due_at=now + second(2.25),

@@ -219,6 +219,23 @@ def test_a_store_whose_clock_is_set_back_fires_no_tick_twice_and_loses_none(cloc
     assert clock.told() == [("open", hour, hour, 1) for hour in (1, 2, 3)]
 
 
+def test_resume_after_the_clock_was_set_back_runs_again_what_had_run_by_the_other_clock(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    before = set[str]()
+    for _ in range(4):
+        clock.fire(1)
+        before.add(clock.work())
+    clock.world.step_wall_clock(-3.5 * HOUR)
+    clock.fire(0.5)
+    assert clock.waiting() == 0, "decided ticks are not fired again"
+
+    clock.table.resume("s")
+
+    for hour in (2, 3, 4, 5):
+        clock.fire(1)
+        assert clock.work() not in before, f"the tick of {hour}"
+
+
 def test_a_tick_that_waits_begins_also_when_the_clock_was_set_back(clock: Clockwork) -> None:
     clock.table.put(hourly(overlap="queue"))
     clock.fire(1)

@@ -75,6 +75,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     rev: int = 0  #: rises with every write; 0: not stored yet
     since: datetime | None = None  #: earlier ticks are ignored
+    reset_at: datetime | None = None  #: when `resume` began anew, as the store's clock had been set back
     next_tick: datetime | None = None  #: the next instant it is expected to fire
     last_tick: datetime | None = None  #: the last one that became a run
     due_at: datetime | None = None  #: when a supervisor next examines it; None: only when a run of it ends

@@ -307,6 +307,8 @@ class Plan(PlannedChange):
             late, may = spell((self.now - tick).total_seconds()), spell(s.expires or 0)
             self.note("skipped", tick, f"too late: {late} after its time, and it expires after {may}")
             return
+        if cause == "tick" and s.reset_at is not None:  # the jobs of these ticks by the other clock may be kept
+            again = str(s.reset_at)
         meta: dict[str, Any] = msgspec.json.decode(s.job.meta)
         meta |= {"schedule": s.name, "tick": tick.isoformat()}
         draft = s.job.but(
@@ -380,11 +382,14 @@ class Plan(PlannedChange):
         return self._set_due()
 
     def resume(self) -> Plan:
-        """Record the ticks that passed during the pause as skipped, and reset the count of failures."""
+        """Record the ticks that passed during the pause as skipped, and reset the count of failures.
+
+        After the store's clock was set back, ticks count from now on, also those that have run by the other clock.
+        """
         self._readable()
         if self.schedule.paused_at is None:
             if set_back(self.schedule, self.now):
-                self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
+                self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None, reset_at=self.now)
                 return self._set_due()
             return self  # keep due_at: a tick that is due stays due now
         self.set(paused_at=None, paused_why="", failure_count=0)
