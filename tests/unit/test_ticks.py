@@ -746,6 +746,20 @@ def test_a_tick_that_waits_outlives_a_change_of_the_rule() -> None:
     assert change.stored.next_tick == at(3 * HOUR)
 
 
+def test_a_tick_that_waits_for_its_jitter_is_fired_before_a_change_of_the_rule() -> None:
+    stands = declared(rule="0 0 * * *", jitter=6 * HOUR)
+    midnight = 12 * HOUR
+    assert stands.due_at is not None
+    assert stands.due_at > at(midnight + 60)
+
+    new = schedule(name="s", rule="0 3 * * *", jitter=6 * HOUR)
+    change = planned(stands, midnight + 60).declare(new).change()
+
+    assert change is not None
+    assert (began(change), told(change)) == ([midnight], [])
+    assert change.stored.next_tick == at(15 * HOUR)
+
+
 def test_a_changed_job_is_what_the_next_tick_runs() -> None:
     new = schedule(name="s", rule="every 1h", job=draft(id="", task="other"))
     change = planned(declared(), 10).declare(new).change()

@@ -210,11 +210,11 @@ class Plan(PlannedChange):
 
     # ── ticks ──
 
-    def fire(self) -> Plan:
-        """Decide every tick whose time has come."""
+    def fire(self, *, spread: bool = True) -> Plan:
+        """Decide every tick whose time has come. `spread` False: also those that wait for their jitter."""
         if self.schedule.idle or self.schedule.job is None:
             return self
-        newest, pending = self._newest_due(), self.schedule.pending_tick
+        newest, pending = self._newest_due() if spread else self.upto(self.now), self.schedule.pending_tick
         if pending is not None and (not self._running or self.schedule.overlap == "allow"):
             self.set(pending_tick=None)
             newer = newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest
@@ -365,7 +365,7 @@ class Plan(PlannedChange):
         if self.schedule.retired_at is not None:
             self.set(retired_at=None)
             self._skip_passed("no app declared it")
-        next_tick = self.fire().schedule.next_tick
+        next_tick = self.fire(spread=not moved).schedule.next_tick  # a row has one next tick, and that becomes one of the new rule
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
             self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
 
