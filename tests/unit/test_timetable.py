@@ -645,6 +645,28 @@ def test_a_backfill_again_leaves_the_ticks_that_one_still_runs(clock: Clockwork)
     assert {run.tick.job_id for run in clock.table.get("s").runs} == {jobs[1], again[0]}
 
 
+def test_a_backfill_again_leaves_a_tick_whose_own_run_goes_on(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="allow"))
+    clock.fire(1)
+    claim_one(clock.store, start(clock.store))
+
+    assert clock.table.to_backfill("s", clock.at(1), clock.at(1), again=True) == []
+
+
+@pytest.mark.parametrize("bound", ["start", "end"])
+def test_a_backfill_has_no_tick_outside_of_start_and_end(bound: str, clock: Clockwork) -> None:
+    given = {"start": {"start": clock.at(2)}, "end": {"end": clock.at(2)}}[bound]
+    clock.table.put(hourly(**given))
+    clock.table.pause("s")
+    clock.advance(4)
+
+    found = clock.table.to_backfill("s", clock.at(1), clock.at(3))
+
+    assert [clock.hours(tick) for tick in found] == {"start": [2, 3], "end": [1, 2]}[bound]
+    far = clock.table.to_backfill("s", clock.at(-20_000 if bound == "start" else 1), clock.at(3))
+    assert len(far) == 2, "only ticks within them are counted"
+
+
 def test_a_backfill_takes_no_job_of_a_removed_schedule_of_that_name_for_its_own(clock: Clockwork) -> None:
     clock.table.put(hourly())
     (before,) = clock.table.backfill("s", clock.at(0), clock.at(0))

@@ -255,7 +255,7 @@ class Timetable:
 
     def backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[str]:
         """Run the ticks from `since` to `until` that did not become runs (`again`: all, except those
-        that another backfill is running). Returns the ids of the jobs.
+        whose run is in progress). Returns the ids of the jobs.
 
         Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
         """
@@ -266,12 +266,13 @@ class Timetable:
         """The ticks that `backfill` would run."""
         standing = self.get(name)
         s = standing.schedule
-        rule, start, until = rule_of(s), max(since, _EPOCH) - _MOMENT, min(until, self.store.now())
+        rule, start = rule_of(s), max(since, _EPOCH, s.start or _EPOCH) - _MOMENT
+        until = min(until, self.store.now(), s.end or until)
         if s.next_tick is not None and not s.idle:
             until = min(until, s.next_tick - _MOMENT)  # later ticks will be fired anyway
         if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
             raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks in this range; choose a shorter one")
-        ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause == "backfill"}
+        ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause != "trigger"}
         if not again:
             ran |= {tick.tick for tick in self._runs_between(s, since, until)}
         return [tick for tick in rule.between(start, until) if tick not in ran and tick != s.pending_tick]
