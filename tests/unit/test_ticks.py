@@ -268,7 +268,8 @@ def caught_up(stands: Schedule, now: float, takes: float) -> tuple[list[float | 
         stands = change.stored
         ran += began(change)
         notes += [told for told in told(change) if told[0] in ("missed", "skipped")]
-        runs = tuple(succeeded(each or 0, until=now + takes) for each in began(change))
+        ended = (succeeded(each or 0, until=now + takes) for each in began(change))
+        runs = tuple(each._replace(tick=replace(each.tick, decided_at=at(now))) for each in ended)
         now += takes
     return ran, notes
 

@@ -206,6 +206,27 @@ def test_all_after_a_run_that_outlived_the_outage_goes_on_when_it_ends(clock: Cl
     assert clock.told() == [("success", 1, 1, 1), ("success", 2, 2, 1), ("open", 3, 3, 1)]
 
 
+def test_all_makes_up_for_an_outage_and_then_skips_again_if_runs_take_longer_than_the_interval(
+    clock: Clockwork,
+) -> None:
+    clock.table.put(hourly(catch_up="all"))
+    clock.fire(2.75)
+    for _ in range(10):
+        lease = claim_one(clock.store, start(clock.store))
+        for _ in range(6):
+            clock.fire(0.25)
+        finish(clock.store, lease, Completed())
+        clock.fire()
+        while not clock.waiting():
+            clock.fire(0.25)
+
+    ticks = clock.store.ticks("s", limit=1_000)[::-1]
+    late = [clock.hours(t.tick) for t in ticks if t.job_id is not None and t.decided_at > t.tick]
+    assert late == [1, 2], "those of the outage, and no later one"
+    assert ("skipped", 3, 4, 2) in clock.told()
+    assert sum(t.count for t in ticks) == clock.hours(ticks[-1].tick), "no tick is lost"
+
+
 def test_a_store_whose_clock_is_set_back_fires_no_tick_twice_and_loses_none(clock: Clockwork) -> None:
     clock.table.put(hourly(overlap="allow", catch_up="all"))
     clock.fire(1)

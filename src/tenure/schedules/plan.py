@@ -30,6 +30,7 @@ SET_BACK = 3600.0  #: a clock set back by less is waited out: earlier jobs are k
 RECHECK_SECONDS = 60.0  #: the end of a run fires the tick that waits for it; this bounds the wait if that ring is lost
 MOST_COUNTED = 10_000  #: missed ticks are counted up to this number
 _ERROR_SHOWN = 2_000
+_OUTRUN = "overlap: missed ticks were being run meanwhile, and a run takes longer than the time between two ticks"
 _MOMENT = timedelta(milliseconds=1)
 _TIMING = ("rule", "tz", "dst", "start", "end")
 _DEFINITION = (
@@ -169,6 +170,7 @@ class Plan(PlannedChange):
         super().__init__(standing, now)
         self._ended = [run for run in standing.runs if not run.live]
         self._running = len(self.live)
+        self._falls_behind = False  # a missed tick that was being made up for ran longer than the time to the next one
 
     # ── runs that have ended ──
 
@@ -194,6 +196,7 @@ class Plan(PlannedChange):
             self.ticks.append(replace(tick, status="skipped", why=f"too late: {why}", ended_at=job.ended_at))
             return
         self.ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
+        self._falls_behind |= self._outran(tick, job)
         if started is None or job.ended_at is None:
             return  # cancelled before it began: no run
         s = self.schedule
@@ -207,6 +210,14 @@ class Plan(PlannedChange):
         )
         if s.pause_after is not None and status == "failure" and failures >= s.pause_after and not s.paused_at:
             self.pause(f"{failures} failures in a row")
+
+    def _outran(self, tick: Tick, job: JobView) -> bool:
+        """Was this a tick that was being made up for, and did its run last until the next one or longer?"""
+        upto, ended_at = self.schedule.catching_up_to, job.ended_at
+        if upto is None or ended_at is None or tick.cause != "tick" or tick.tick > upto or not understood(self.schedule):
+            return False
+        following = self.after(tick.tick)
+        return following is not None and ended_at - tick.decided_at >= following - tick.tick
 
     # ── ticks ──
 
@@ -242,12 +253,17 @@ class Plan(PlannedChange):
             self._start(first)
             self.move_past(first)
             return True
-        if s.catching_up_to is not None:
-            self.set(catching_up_to=None)
+        skips = s.catching_up_to is not None and (s.overlap, s.catch_up) == ("skip", "all") and self._falls_behind
+        self.set(catching_up_to=None)
         late = (self.now - newest - jitter(s, newest)).total_seconds()
         if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
             why = f"no supervisor fired it in time: {spell(late)} late (catch_up={s.catch_up})"
             self.miss(first, newest + _MOMENT, why)
+        elif skips:  # to make up for these, too, would take longer still, and for ever
+            on_time = late <= ON_TIME
+            self.miss(first, newest if on_time else newest + _MOMENT, _OUTRUN, "skipped")
+            if on_time:
+                self._start_or_overlap(newest)
         elif s.catch_up == "all" and (first < newest or late > ON_TIME):
             oldest = self._oldest_to_catch_up(first, newest)
             self.miss(first, oldest, f"more than catch_up_max ({s.catch_up_max}), or before catch_up_window")
