@@ -47,6 +47,12 @@ class Crontabs:
         begin = datetime(now.year, now.month, now.day, tzinfo=UTC) + timedelta(hours=hour)
         self.world.advance(((begin - now) % timedelta(days=1)).total_seconds())
 
+    def renewed(self, seconds: float) -> None:
+        """Time passes, and all leases are renewed."""
+        for _ in range(int(seconds / 20)):
+            self.world.advance(20)
+            self.store.renew([row.identity.id for row in self.store.workers()])
+
     def call(
         self, command: str = "./report", *, outcome: Outcome | None = None, ends: bool = True, force: bool = False,
         host: str = "a", **rule: Any
@@ -207,17 +213,30 @@ def test_a_guard_that_hangs_is_told_though_every_call_is_skipped(crontabs: Cront
     job_id = crontabs.call(ends=False).tick.job_id
     for _ in range(2):
         assert crontabs.wrong() == []
-        for _ in range(int(DAY / 20)):
-            crontabs.world.advance(20)
-            crontabs.store.renew([row.identity.id for row in crontabs.store.workers()])
+        crontabs.renewed(DAY)
         with pytest.raises(GuardSkipped, match="still locked"):
             crontabs.call(ends=False)
-    crontabs.world.advance(301)
+    crontabs.renewed(320)
 
     ((kind, says),) = crontabs.wrong()
     assert kind == "too-long"
     assert says.startswith("report has been running for 2d, past its next two ticks, which are skipped, on ")
     assert says.endswith(f"tenure jobs cancel {job_id}")
+
+
+def test_a_guard_whose_machine_was_lost_is_overdue_though_nothing_has_ended_its_run(crontabs: Crontabs) -> None:
+    crontabs.until(hour=6)
+    host = crontabs.call(ends=False).tick.host
+    crontabs.world.advance(DAY + 300)
+    assert (crontabs.wrong(), crontabs.table.overdue()) == ([], [])
+
+    crontabs.world.advance(1)
+
+    lost = f"the lease of its run on {host} has ended, and nothing has called it since"
+    assert crontabs.wrong() == [("overdue", f"report should have been called 5m1s ago: {lost}")]
+    assert [(each.overdue_by, each.why) for each in crontabs.table.overdue()] == [(301, lost)]
+    crontabs.world.advance(2 * DAY)
+    assert [kind for kind, _ in crontabs.wrong()] == ["overdue"], "it does not run, so it is not too long"
 
 
 @pytest.mark.parametrize(("asked", "wrong"), [({"too_long": "1h"}, "too-long"), ({"too_long": "3h"}, "")])

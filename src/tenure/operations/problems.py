@@ -24,7 +24,8 @@ from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
 from tenure.schedules.cron import Every
-from tenure.schedules.plan import overdue_by, rule_of, set_back, understood
+from tenure.schedules.plan import lost_run, overdue_by, rule_of, set_back, understood
+from tenure.schedules.timetable import lease_ended
 
 FRESH_SECONDS = 3600.0  #: how long a dead letter counts as a problem
 LATE_SECONDS = 30.0  #: after which a duty of the maintenance counts as late
@@ -130,7 +131,9 @@ def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Pro
     if late is None:
         return
     if s.kind == "guard":
-        yield Problem("overdue", s.name, f"{s.name} should have been called {ago(late)} ago, and no call came")
+        lost = lost_run(standing, facts.now)
+        why = ", and no call came" if lost is None else f": {lease_ended(lost)}"
+        yield Problem("overdue", s.name, f"{s.name} should have been called {ago(late)} ago{why}")
     elif any(run.live for run in standing.runs):
         job = next((run.job for run in standing.runs if run.live and run.job), None)
         queue, task = (job.queue, job.task) if job else ("", "")
@@ -174,9 +177,9 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
 
 def _hung_guard(standing: Standing, facts: _Facts) -> Iterator[Problem]:
     """A guard's run that was given no limit, and still runs at its next two ticks: their calls are skipped."""
-    s = standing.schedule
+    s, lost = standing.schedule, lost_run(standing, facts.now)
     for run in standing.runs:
-        if not run.live or not understood(s):
+        if not run.live or run is lost or not understood(s):
             continue
         rule, began = rule_of(s), run.tick.decided_at
         if isinstance(rule, Every):

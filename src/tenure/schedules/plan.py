@@ -477,13 +477,23 @@ def set_back(schedule: Schedule, now: datetime) -> bool:
 def overdue_by(standing: Standing, now: datetime) -> float | None:
     """Seconds since a run should have begun and did not, if longer than its grace; None if it is not overdue.
 
-    Either no supervisor fired the tick, or no worker started its job.
+    Either no supervisor fired the tick, or no worker started its job; or, of a guard, no call came.
     """
-    s = standing.schedule
-    if s.idle or any(run.live and run.job and run.job.attempt > 0 for run in standing.runs):
+    s, lost = standing.schedule, lost_run(standing, now)
+    live = [run for run in standing.runs if run.live and run is not lost]
+    if s.idle or any(run.job and run.job.attempt > 0 for run in live):
         return None
-    moments = [run.tick.decided_at for run in standing.runs if run.live]
+    moments = [run.tick.decided_at for run in live]
     if s.next_tick is not None:
         moments.append(s.next_tick + jitter(s, s.next_tick))
     late = (now - min(moments)).total_seconds() if moments else 0.0
     return late if late > s.grace else None
+
+
+def lost_run(standing: Standing, now: datetime) -> Run | None:
+    """The run of a guard whose lease has ended, as its machine is gone: a supervisor, or the next call, records that.
+
+    Where no supervisor runs and no call comes, the run stays live in the store, and does not go on.
+    """
+    lost = (run for run in standing.runs if run.live and run.locked_until is not None and run.locked_until < now)
+    return next(lost, None) if standing.schedule.kind == "guard" else None

@@ -18,9 +18,9 @@ import msgspec
 
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
-from tenure.ports.schedules import BROKEN, Change, Former, RunStatus, Schedule, Standing, Tick
+from tenure.ports.schedules import BROKEN, Change, Former, Run, RunStatus, Schedule, Standing, Tick
 from tenure.schedules.guard_plan import EARLY, expect_guard
-from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_definition, set_back
+from tenure.schedules.plan import Plan, Refused, lost_run, overdue_by, rule_of, same_definition, set_back
 from tenure.schedules.releases import release_of, tries
 
 _log = logging.getLogger("tenure.schedules")
@@ -395,13 +395,20 @@ def why_overdue(standing: Standing, now: datetime, paused: Collection[str] = ())
         return (
             f"the store's clock was set back; it fires again from {s.next_tick}, or: tenure schedules resume {s.name}"
         )
-    if standing.schedule.kind == "guard":
-        return "no call came"
+    if s.kind == "guard":
+        lost = lost_run(standing, now)
+        return "no call came" if lost is None else lease_ended(lost)
     waiting = [run for run in standing.runs if run.live]
     held = [run.job.queue for run in waiting if run.job and run.job.queue in paused]
     if held:
         return f"its queue {held[0]} is paused"
     return "no worker started its job" if waiting else "no supervisor fired it"
+
+
+def lease_ended(lost: Run) -> str:
+    """Why a guard is overdue whose run is lost."""
+    host = lost.tick.host or "an unknown host"
+    return f"the lease of its run on {host} has ended, and nothing has called it since"
 
 
 def _declare(plan: Plan, new: Schedule) -> Plan:
