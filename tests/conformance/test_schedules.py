@@ -876,6 +876,43 @@ def test_a_run_from_before_a_rename_is_replayed_as_a_plain_job(store: Store) -> 
     assert store.due().standings == []
 
 
+def failed(store: Store, name: str) -> str:
+    """A run of this schedule, which has failed; the id of its job."""
+    job_id = begin(store, name)
+    finish(store, claim_one(store, start(store)), Failed("for good", final=True))
+    closed(store, job_id, name, status="failure")
+    return job_id
+
+
+def test_a_run_from_before_a_rename_is_no_run_of_the_schedule_that_has_its_name_now(world: World) -> None:
+    """Neither if that was made since then, nor if it was renamed; and the runs of that one are open again."""
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    made(store, name="other", since=store.now())
+    made(store, name="old", since=store.now())
+    first = failed(store, "old")
+    world.advance(10)
+    table.rename("old", "new")
+    for taken in ("made", "renamed"):
+        world.advance(10)
+        if taken == "made":
+            made(store, name="old", since=store.now())
+        else:
+            table.rename("old", "one more")
+            table.rename("other", "old")
+        rev = standing(store, "old").schedule.rev
+
+        assert store.replay([first]) == {first: Landed(State.QUEUED)}
+
+        assert (standing(store, "old").runs, standing(store, "old").schedule.rev) == ((), rev)
+        finish(store, claim_one(store, start(store)), Failed("for good", final=True))
+        own = failed(store, "old")
+        store.replay([own])
+        assert [run.tick.job_id for run in standing(store, "old").runs] == [own]
+        finish(store, claim_one(store, start(store)), Completed())
+        table.settle(table.all())
+
+
 def test_the_ticks_of_a_name_that_no_schedule_has_are_deleted_with_it(store: Store) -> None:
     made(store, name="old")
     finish(store, running(store), Completed())

@@ -162,6 +162,7 @@ PROMISES = {
     "a schedule is written over what was read only": _in("schedules", "a_change_from_another_reading_changes_nothing"),
     "a rename takes a free name only": _in("schedules", "a_rename_lands_only_from_the_rev_that_was_read_and_on_a_free_name"),
     "a replay opens no tick of a former name": _in("schedules", "a_run_from_before_a_rename_is_replayed_as_a_plain_job"),
+    "a replay opens no tick of one that had the name before": _in("schedules", "a_run_from_before_a_rename_is_no_run_of_the_schedule_that_has_its_name_now"),
     "of two changes from one reading one lands": _in("schedules", "of_changes_from_one_reading_exactly_one_lands"),
     "a guard's job begins under a living worker only": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),
     "a guard's owner is not dead": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),

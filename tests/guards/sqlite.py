@@ -94,6 +94,7 @@ TABLE = Table(
         Guard("a schedule is written over what was read only", SCHEDULES, "if (0 if stands is None else stands[0]) != rev:", "if False:"),
         Guard("a rename takes a free name only", SCHEDULES, "if wanted.former and first(", "if False and first("),
         Guard("a replay opens no tick of a former name", SCHEDULES, "FROM tick_rows AS t JOIN", "FROM tick_rows AS t LEFT JOIN"),
+        Guard("a replay opens no tick of one that had the name before", SCHEDULES, "if named_at is not None and tick.decided_at < named_at:", "if False:"),
         Guard("a guard's job begins under a living worker only", SCHEDULES, "if wanted.owner is not None and first", "if False and first"),
         Guard("a guard's owner is not dead", SCHEDULES, "WHERE id = ? AND died_at IS NULL AND boot_id", "WHERE id = ? AND boot_id"),
         Guard("a guard's owner has a lease", SCHEDULES, " AND expires_boot > ?", " AND ? IS NOT NULL"),

@@ -100,6 +100,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         """Paused or retired: its ticks are not fired."""
         return self.paused_at is not None or self.retired_at is not None
 
+    @property
+    def named_at(self) -> datetime | None:
+        """When it was made, or got its name. A tick of this name that was decided earlier may be another one's."""
+        moments = [each for each in (self.since, *(former.until for former in self.formerly[-1:])) if each is not None]
+        return max(moments, default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tenure.core.lifecycle import ENDED, State, legal
@@ -22,6 +22,8 @@ from tenure.stores.rules import (
     still_gathers,
     why_not_replayed,
 )
+
+_EVER = datetime.min.replace(tzinfo=UTC)
 
 
 class MemoryOperated(MemoryBase):
@@ -57,7 +59,7 @@ class MemoryOperated(MemoryBase):
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
             stands = self._schedules.get(tick.schedule)
-            if tick.job_id == view.id and stands is not None:
+            if tick.job_id == view.id and stands is not None and (stands.named_at or _EVER) <= tick.decided_at:
                 self._ticks[key] = tick.reopened
                 self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
         return Landed(to)

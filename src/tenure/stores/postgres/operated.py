@@ -21,12 +21,15 @@ from tenure.stores.rules import (
 
 #: With new arguments, the progress and the checkpoint of the old ones are void.
 _WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
-#: A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
+#: A replayed job is a run of its schedule again, if that had its name then (see `Schedule.named_at`); the new rev refuses a writer that still saw the run as ended.
 _RUN_AGAIN = """
     WITH again AS (
-        UPDATE @.tick_rows SET open = true,
-            body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
-        WHERE job_id = %s AND schedule IN (SELECT name FROM @.schedule_rows) RETURNING schedule)
+        UPDATE @.tick_rows AS t SET open = true,
+            body = (t.body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
+        FROM @.schedule_rows AS s
+        WHERE t.job_id = %s AND s.name = t.schedule AND t.decided_at >= coalesce(greatest(
+            (s.body::jsonb ->> 'since')::timestamptz, (s.body::jsonb -> 'formerly' -> -1 ->> 1)::timestamptz
+        ), t.decided_at) RETURNING t.schedule)
     UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
     WHERE name IN (SELECT schedule FROM again)"""
 

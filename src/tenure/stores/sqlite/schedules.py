@@ -221,12 +221,16 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
 
 def open_again(connection: apsw.Connection, job_id: str) -> None:
     """A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended."""
-    for schedule, body in fetch(
+    for schedule, body, stored in fetch(
         connection,
-        "SELECT schedule, t.body FROM tick_rows AS t JOIN schedule_rows AS s ON s.name = schedule WHERE job_id = ?",
+        "SELECT schedule, t.body, s.body FROM tick_rows AS t JOIN schedule_rows AS s ON s.name = schedule "
+        "WHERE job_id = ?",
         (job_id,),
     ):
-        _put_tick(connection, decode_tick(body).reopened)
+        tick, named_at = decode_tick(body), decode_schedule(stored).named_at
+        if named_at is not None and tick.decided_at < named_at:
+            continue
+        _put_tick(connection, tick.reopened)
         connection.execute(
             "UPDATE schedule_rows SET rev = rev + 1, body = json_set(body, '$.rev', rev + 1) WHERE name = ?",
             (schedule,),

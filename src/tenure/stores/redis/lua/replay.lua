@@ -6,6 +6,15 @@
 -- have changed and must be read again, 5 if it has too many edges for one step, 6 if the step has no room for them; a
 -- job, its state, and why there is no replay because of it; or 1 (queued), 3 (scheduled), 4 (waiting).
 
+-- Had the schedule its name when this tick was decided? See `Schedule.named_at`. As texts, times sort without their Z.
+local function had_its_name(row, decided_at)
+  local former = row.formerly and row.formerly[#row.formerly]
+  for _, since in ipairs({type(row.since) == 'string' and row.since or '', former and former[2] or ''}) do
+    if since:sub(1, -2) > decided_at:sub(1, -2) then return false end
+  end
+  return true
+end
+
 -- The ticks that name this job are open again: it is a run of their schedules once more. The new rev of the schedule,
 -- in its body too, refuses a writer that still saw the run as ended.
 local function reopen(id)
@@ -13,13 +22,14 @@ local function reopen(id)
     local tick, name = split(run)
     local stored = redis.call('HGET', ns .. 'tick:' .. name, tick)
     local body = stored and cjson.decode(stored)
-    if body and body.job_id == id and redis.call('EXISTS', ns .. 'schedule:' .. name) == 1 then
+    local schedule = ns .. 'schedule:' .. name
+    local row = redis.call('HGET', schedule, 'body')
+    if body and body.job_id == id and row and had_its_name(cjson.decode(row), body.decided_at) then
       body.status, body.why, body.started_at, body.ended_at = 'open', '', cjson.null, cjson.null
       write_tick(name, tick, cjson.encode(body), true, id)
-      local schedule = ns .. 'schedule:' .. name
       local rev = redis.call('HINCRBY', schedule, 'rev', 1)
-      local row = redis.call('HGET', schedule, 'body'):gsub('"rev":%d+', '"rev":' .. rev, 1)
-      redis.call('HSET', schedule, 'body', row)
+      local new = row:gsub('"rev":%d+', '"rev":' .. rev, 1)
+      redis.call('HSET', schedule, 'body', new)
     end
   end
 end
