@@ -1136,6 +1136,9 @@ def test_what_a_newer_release_wrote_is_left_alone_and_holds_up_no_other(world: W
     assert len(standing(store, "old").runs) == 1
     with pytest.raises(Refused, match="newer Tenure"):
         table.pause("new")
+    with pytest.raises(Refused, match="newer Tenure"):
+        table.rename("new", "other")
+    assert standing(store, "new").schedule == stands
     table.put(schedule(name="new", rule="every 1m"))
     world.advance(61)
     table.fire_due()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import time
+from typing import Any, cast
 
 import pytest
 
@@ -16,10 +17,11 @@ from tenure import Job
 from tenure.cli.main import main
 from tenure.config import Settings, load
 from tenure.core.clock import Clock, system_clock
-from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, StoreAway, TenureError, WouldBlock
 from tenure.guards import run as guarded
 from tenure.guards.guard import Guard
+from tenure.guards.run import GuardedRun, declared
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Answer, Busy, Draft, Filter, Notifier, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Schedule, Standing, Tick
@@ -312,6 +314,23 @@ def test_the_name_of_a_schedule_of_tasks_is_refused(store: Store, opened: Opened
 
     with pytest.raises(InvalidOption, match="report is a schedule of an operator"):
         Guard("report", every="1d", open=opened)(lambda: None)()
+
+
+def test_a_guard_that_a_newer_release_wrote_is_left_as_it_is(store: Store, opened: Opened) -> None:
+    run = GuardedRun(declared("report", every="1d"), opened)
+    run.begin()
+    (stands,) = store.schedules(["report"])
+    newer = stands.schedule.but(overlap=cast(Any, "a word of tomorrow"))
+    assert store.change([Change(schedule=newer)]) == [True]
+    stored = store.schedules(["report"])
+
+    assert run.end(Completed(), "its output")
+
+    assert [each.schedule for each in store.schedules(["report"])] == [each.schedule for each in stored]
+    with pytest.raises(InvalidOption, match="report was written by a newer Tenure, which this version can't read"):
+        Guard("report", every="1d", open=opened)(lambda: None)()
+    with pytest.raises(InvalidOption, match="report was written by a newer Tenure, which this version can't read"):
+        Timetable(store, PollNotifier()).expect(declared("report", every="1d"))
 
 
 def test_a_paused_guard_is_skipped_until_it_is_resumed(store: Store, opened: Opened) -> None:

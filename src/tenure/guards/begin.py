@@ -20,7 +20,7 @@ from tenure.ports import Store, WorkerIdentity
 from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.cron import Every
 from tenure.schedules.guard_plan import EARLY, Began, Held, begin_guard, other_command, other_rule, skip_call
-from tenure.schedules.plan import ON_TIME, Plan, rule_of
+from tenure.schedules.plan import ON_TIME, Plan, rule_of, why_unread
 from tenure.schedules.timetable import ticks_of
 
 _MOST_READ = 200
@@ -37,6 +37,8 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
     """Begin the run. None: another writer was first, so try again. Raises GuardSkipped when it may not run."""
     found = store.schedules([schedule.name])
     standing = found[0] if found else Standing(schedule)
+    if standing.schedule.unread:
+        raise InvalidOption(why_unread(standing.schedule))
     if standing.schedule.kind == "task":
         owner = standing.schedule.source or "an operator"
         raise InvalidOption(

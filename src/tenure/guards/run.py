@@ -345,6 +345,6 @@ class GuardedRun:
 
 def _with_output(standing: Standing, job_id: str, output: str, tries: int) -> Change | None:
     tick = next((run.tick for run in standing.runs if run.tick.job_id == job_id), None)
-    if tick is None or (tick.output, tick.tries) == (output, tries):
+    if tick is None or standing.schedule.unread or (tick.output, tick.tries) == (output, tries):
         return None
     return Change(schedule=standing.schedule, ticks=(replace(tick, output=output, tries=tries),))

@@ -68,6 +68,10 @@ def understood(schedule: Schedule) -> bool:
     return True
 
 
+def why_unread(schedule: Schedule) -> str:
+    return f"{schedule.name} was written by a newer Tenure, which this version can't read: {schedule.unread}"
+
+
 def run_id(schedule: str, tick: datetime, cause: str) -> str:
     """The id of a tick's job: a UUIDv7 of the tick's own time, the same in every supervisor.
 
@@ -414,8 +418,7 @@ class Plan(PlannedChange):
 
     def _readable(self) -> None:
         if self.schedule.unread:
-            s = self.schedule
-            raise Refused(f"{s.name} was written by a newer Tenure, which this version can't read: {s.unread}")
+            raise Refused(why_unread(self.schedule))
 
     def _skip_passed(self, why: str) -> None:
         s = self.schedule

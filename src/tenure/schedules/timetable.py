@@ -20,7 +20,7 @@ from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
 from tenure.ports.schedules import BROKEN, Change, Former, Run, RunStatus, Schedule, Standing, Tick
 from tenure.schedules.guard_plan import EARLY, expect_guard
-from tenure.schedules.plan import Plan, Refused, lost_run, overdue_by, rule_of, same_definition, set_back
+from tenure.schedules.plan import Plan, Refused, lost_run, overdue_by, rule_of, same_definition, set_back, why_unread
 from tenure.schedules.releases import release_of, tries
 
 _log = logging.getLogger("tenure.schedules")
@@ -183,8 +183,11 @@ class Timetable:
         return self._act(schedule.name, lambda plan: plan.declare(schedule), new=schedule)
 
     def expect(self, guard: Schedule) -> Standing:
-        """Declare a guard before its first call. Raises InvalidOption if the name is that of a schedule of jobs."""
+        """Declare a guard before its first call. Raises InvalidOption if the name is that of a schedule of jobs, or a
+        newer release wrote it."""
         found = self.store.schedules([guard.name])
+        if found and found[0].schedule.unread:
+            raise InvalidOption(why_unread(found[0].schedule))
         if found and found[0].schedule.kind != "guard":
             raise InvalidOption(f"{guard.name} is a schedule that enqueues jobs: give this guard another name")
         return self._act(guard.name, lambda plan: expect_guard(plan, guard), new=guard)
@@ -301,12 +304,14 @@ class Timetable:
                 return
 
     def rename(self, name: str, new: str) -> Standing:
-        """Give it a new name; its history goes along. Raises UnknownSchedule, and Refused during a run, or if another
-        schedule has that name."""
+        """Give it a new name; its history goes along. Raises UnknownSchedule, and Refused during a run, if another
+        schedule has that name, or if a newer release wrote it."""
         for _ in tries("a schedule"):
             self.settle([self.get(name)])
             standing = self.get(name)
             s = standing.schedule
+            if s.unread:
+                raise Refused(why_unread(s))
             if any(run.live for run in standing.runs):
                 raise Refused(f"{name}: a run of it is in progress; rename it when that has ended, or cancel its job")
             if self.store.schedules([new]):
