@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import os
 import pkgutil
@@ -242,3 +243,30 @@ def test_no_page_installs_tenure_from_an_index_that_does_not_have_it() -> None:
 
     assert len(texts) > 200
     assert wrong == []
+
+
+#: Of messages in the table, what the code does not write as it stands there: values, and the words of other programs.
+_VALUES = re.compile(r"…|\b(?:N|M|20|tenure of|stream|run tenure migrate|upgrade Tenure)\b")
+_OF_OTHERS = re.compile(r"FATAL|invalid username|MISCONF|Address already in use|tenure: not found|is not installed")
+
+
+def _templates(node: ast.AST) -> Iterator[str]:
+    """The texts of the code, with `…` for their values."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in each.values)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
+
+
+def test_each_message_of_the_table_of_messages_is_one_of_the_code() -> None:
+    ours = "\n".join(
+        text for file in sorted((ROOT / "src").rglob("*.py")) for text in _templates(ast.parse(file.read_text()))
+    )
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.partition("| message | what to do |\n")[2].partition("\n\n")[0]
+    quoted = [text for row in table.splitlines()[1:] for text in re.findall("`([^`]+)`", row.split(" | ")[0])]
+    assert len(quoted) > 30
+
+    longest = (max(_VALUES.split(text), key=len).strip(" :,(") for text in quoted if not _OF_OTHERS.search(text))
+    assert [text for text in longest if text not in ours] == []

@@ -218,7 +218,9 @@ class Plan(PlannedChange):
     def _outran(self, tick: Tick, job: JobView) -> bool:
         """Was this a tick that was being made up for, and did its run last until the next one or longer?"""
         upto, ended_at = self.schedule.catching_up_to, job.ended_at
-        if upto is None or ended_at is None or tick.cause != "tick" or tick.tick > upto or not understood(self.schedule):
+        if upto is None or ended_at is None or tick.cause != "tick" or tick.tick > upto:
+            return False
+        if not understood(self.schedule):  # its next tick can't be computed
             return False
         following = self.after(tick.tick)
         return following is not None and ended_at - tick.decided_at >= following - tick.tick
@@ -385,7 +387,8 @@ class Plan(PlannedChange):
         if self.schedule.retired_at is not None:
             self.set(retired_at=None)
             self._skip_passed("no app declared it")
-        next_tick = self.fire(spread=not moved).schedule.next_tick  # a row has one next tick, and that becomes one of the new rule
+        # A row has one next tick, and if the rule is changed that becomes one of the new rule: none waits for its jitter.
+        next_tick = self.fire(spread=not moved).schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
             self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
 
