@@ -21,8 +21,8 @@ from tenure.stores.rules import (
 
 #: With new arguments, the progress and the checkpoint of the old ones are void.
 _WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
-#: A replayed job is a run of its schedule again, if that had its name then (see `Schedule.named_at`). The new rev refuses
-#: a writer that still saw the run as ended.
+#: A replayed job is a run of its schedule again, if that had its name then (see `Schedule.named_at`). The new rev
+#: refuses a writer that still saw the run as ended.
 _RUN_AGAIN = """
     WITH again AS (
         UPDATE @.tick_rows AS t SET open = true,
