@@ -387,7 +387,7 @@ class Plan(PlannedChange):
         if self.schedule.retired_at is not None:
             self.set(retired_at=None)
             self._skip_passed("no app declared it")
-        # A row has one next tick. If that becomes one of another rule, those of the old one can't wait for their jitter.
+        # A row has one next tick: once that is one of another rule, no tick of the old one can wait for its jitter.
         next_tick = self.fire(spread=not moved).schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
             self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
