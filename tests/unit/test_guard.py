@@ -585,6 +585,47 @@ def test_a_heart_that_fails_asks_its_block_to_stop_before_the_lease_ends_and_tel
     assert ("RuntimeError: can't start new thread" in caplog.text) is logs
 
 
+@pytest.mark.parametrize(
+    ("timeout", "passes", "raises"),
+    [(None, BEAT, LeaseLost), ("500ms", BEAT / 2, JobStopped)],
+    ids=["lease", "timeout"],
+)
+def test_an_async_block_is_asked_to_stop_in_time_while_a_renewal_hangs(
+    timeout: str | None,
+    passes: float,
+    raises: type[Exception],
+    store: Unreliable,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried, go, hung = threading.Event(), threading.Event(), list[bool]()
+
+    def hangs(*_: object, **__: object) -> frozenset[str]:
+        tried.set()
+        assert go.wait(PATIENT)
+        raise StoreAway("nobody there")
+
+    async def main() -> None:
+        async with Guard("report", every="1d", open=opened, timeout=timeout):
+            monkeypatch.setattr(store, "renew", hangs)
+            store.passes(BEAT)
+            assert await asyncio.to_thread(tried.wait, PATIENT)
+            store.passes(passes)
+            try:
+                await asyncio.sleep(PATIENT)
+            finally:
+                hung.append(not go.is_set())
+                go.set()
+
+    waits = threading.Timer(PATIENT / 2, go.set)
+    waits.start()
+    with pytest.raises(raises):
+        asyncio.run(main())
+    waits.cancel()
+
+    assert hung == [True], "the renewal still hung"
+
+
 def test_progress_that_fails_does_not_end_the_heartbeat(
     store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -161,12 +161,14 @@ class _Entered:
         self.key = _here(self._task)
         self._cancelling = self._task.cancelling() if self._task else 0
         self._cancelled = self._left = False
+        self._deadline: asyncio.TimerHandle | None = None
         self.run = GuardedRun(guard.schedule, guard.open, timeout=guard.timeout, on_asked=self._asked)
 
     def enter(self) -> Job:
         attempt = _GuardedAttempt(self.run)
         self._before = current.get()
         current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.holder.id))
+        self._watch()
         for said in filter(None, (self.run.begun.late, self.run.begun.changed)):
             _log.warning("%s: %s", self.run.name, said)
         return _GuardedJob(cast("JobBackend", attempt))
@@ -174,6 +176,8 @@ class _Entered:
     def leave(self, error: BaseException | None) -> Callable[[], None]:
         """Leave the block. Returns a function that records the outcome, which may block."""
         self._left = True
+        if self._deadline is not None:
+            self._deadline.cancel()
         current.set(self._before)
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
@@ -199,6 +203,11 @@ class _Entered:
         await settled(end)
         if self._cancelled and not outer and isinstance(error, asyncio.CancelledError):
             raise LeaseLost(self.run.name) if reason == "lease_lost" else JobStopped(reason or "cancel")
+
+    def _watch(self) -> None:
+        """Have the task asked to stop in time: the heartbeat's thread may be waiting for the store then."""
+        if self._loop is not None and not self._left and self.run.stopping is None:
+            self._deadline = self._loop.call_later(self.run.asked_in, self._watch)
 
     def _asked(self) -> None:
         if self._loop is not None:

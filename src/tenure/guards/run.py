@@ -78,7 +78,7 @@ class GuardedRun:
     """One run, from `begin` to `end`, and the heartbeat that renews its lease.
 
     `on_asked` is called when the code is asked to stop (`stopping` is the reason), `on_renewed` for each successful
-    renewal; both in the heartbeat's thread.
+    renewal; both in the heartbeat's thread, or `on_asked` where `stopping` is read.
     """
 
     def __init__(
@@ -193,6 +193,11 @@ class GuardedRun:
         """Why the code is asked to stop, or None."""
         self._check_deadlines()
         return self.stop.reason
+
+    @property
+    def asked_in(self) -> float:
+        """Seconds until the code is asked to stop, if its lease is not renewed until then."""
+        return max(0.0, min(self.holder.landed.ask_at, self.stop.timeout_at) - self._boot())
 
     def _check_deadlines(self) -> None:
         if self.holder.must_stop:
