@@ -257,6 +257,18 @@ def test_resume_after_the_clock_was_set_back_runs_again_what_had_run_by_the_othe
         assert clock.work() not in before, f"the tick of {hour}"
 
 
+def test_a_run_that_began_by_a_clock_that_was_set_back_is_a_run_again_when_it_is_replayed(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.world.step_wall_clock(-HOUR / 2)
+    job_id = clock.table.trigger("s")
+    clock.work(Failed("x", final=True))
+    clock.fire()
+
+    clock.store.replay([job_id])
+
+    assert [run.tick.job_id for run in clock.table.get("s").runs] == [job_id]
+
+
 def test_a_tick_that_waits_begins_also_when_the_clock_was_set_back(clock: Clockwork) -> None:
     clock.table.put(hourly(overlap="queue"))
     clock.fire(1)

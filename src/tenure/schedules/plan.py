@@ -339,7 +339,8 @@ class Plan(PlannedChange):
             expires=left if cause == "tick" else None,
         )
         self.drafts.append(draft)
-        self.ticks.append(Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=self.now))
+        decided_at = max(self.now, s.named_at or self.now)  # it is this schedule's also if the clock was set back since
+        self.ticks.append(Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=decided_at))
         self._running += 1
         if cause == "tick":
             self.set(last_tick=tick)
@@ -412,7 +413,8 @@ class Plan(PlannedChange):
         self._readable()
         if self.schedule.paused_at is None:
             if set_back(self.schedule, self.now):
-                self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None, reset_at=self.now)
+                self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
+                self.set(since=self.now, reset_at=self.now)
                 return self._set_due()
             return self  # keep due_at: a tick that is due stays due now
         self.set(paused_at=None, paused_why="", failure_count=0)
