@@ -50,14 +50,15 @@ from tenure.app.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.conditions import Condition
-from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Released, Snoozed, State
+from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Released, Snoozed, State, Suspended
 from tenure.core.limits import Bounds, Key, Rate
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Edit, Filter, Landed, LimitRow, Links, NotLanded, Progress, Ring
 from tenure.ports.schedules import Change
-from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads, scripts
+from tenure.stores.redis import SCHEMA, RedisStore, drafts, fitness, reads, scripts
 from tenure.stores.redis import server as module
+from tenure.stores.redis.server import Server
 from waiting import until
 
 WRONG = "Wr0ng-w0rd"
@@ -964,6 +965,22 @@ def test_without_memory_nothing_comes_in_and_all_that_is_there_can_end(
         run_short_of_memory(server, store)
 
 
+@pytest.mark.parametrize("shebang_since", [(7, 0), (99, 0)], ids=["now", "before Redis 7"])
+def test_without_memory_a_job_may_wait_for_very_many_and_holds_up_no_other_outcome(
+    server: Valkey, namespace: str, shebang_since: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "SHEBANG_SINCE", shebang_since)
+    with opened(server.url, namespace=namespace) as store:
+        parents = store.enqueue([draft(delay=60.0) for _ in range(drafts.MOST)])
+        waits, done = running(store), running(store)
+        edges = tuple(Edge(each.id, "ended") for each in parents)
+        with set_to(server, maxmemory=1):
+            answers = store.finish([(waits, Suspended("for many", after=edges)), (done, Completed())])
+
+        assert answers == [Landed(State.WAITING), Landed(State.COMPLETED)]
+        assert_sound(store)
+
+
 def run_short_of_memory(server: Valkey, store: RedisStore) -> None:
     worker, other = start(store), start(store)
     jobs = [put(store) for _ in range(12)]
@@ -1195,6 +1212,31 @@ def test_a_namespace_that_is_somebody_elses_is_refused(server: Valkey, namespace
 
 
 # ── Replicas, and Sentinels ──
+
+
+@pytest.mark.parametrize("how", ["the Sentinels name another", "another call fails"])
+def test_a_connection_in_use_during_a_failover_is_not_used_again(
+    how: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Valkey() as former, Valkey(replica_of=former) as primary:
+        _passwords.add(former.password)
+        primary.execute("REPLICAOF", "NO", "ONE")
+        named = [former.port]
+        monkeypatch.setattr(Server, "_master", lambda _: ("127.0.0.1", named[-1]))
+        with opened(f"redis+sentinel://:{former.password}@127.0.0.1:1/tenure/0", namespace=namespace) as store:
+            with store.server._lent() as in_use:
+                if how == "another call fails":
+                    with pytest.raises(ConnectionError), store.server._lent():
+                        raise ConnectionError
+                named.append(primary.port)
+                store.server._ask_sentinels_at = 0.0
+                first = put(store)
+            store.server._ask_sentinels_at = 0.0
+            second = put(store)
+
+            assert in_use not in store.server._idle
+        with opened(primary.url, namespace=namespace) as plain:
+            assert {each.id for each in everything(plain)} == {first, second}
 
 
 @pytest.mark.thorough

@@ -256,6 +256,44 @@ def test_a_job_whose_edges_are_not_all_stored_is_not_lost(
     assert admitted(store) == [child.id]
 
 
+def test_a_job_that_is_deleted_before_all_its_edges_are_stored_leaves_none(
+    world: World, store: RedisStore, breaks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MOST", 3)
+    parents = [put(store) for _ in range(8)]
+    child = draft(links=after(*parents, flow=FLOW, name="nightly"))
+    breaks("unpack", after=True, skip=1)
+    with pytest.raises(StoreAway):
+        store.enqueue([child])
+    assert store.delete([child.id]) == {child.id: Landed(State.WAITING)}
+    complete(store, 8)
+    admitted(store)
+
+    assert store.get(child.id) is None
+    world.advance(1)
+    assert store.prune(keep=0, keep_dead=0) == 8
+    assert [keys(store, kind) for kind in ("pins", "unmet", "parents", "children", "job:")] == [[]] * 5
+
+
+def test_a_call_whose_seal_is_lost_in_a_failover_can_be_made_again(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts, call = [draft(links=Links(flow=FLOW)) for _ in range(MANY)], Server.call
+
+    def lose(server: Server, name: str, *values: Any) -> Any:
+        answer = call(server, name, *values)
+        if name == "seal":
+            server.run("UNLINK", f"{server.prefix}sealed", *keys(store, "staged"))
+        return answer
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(Server, "call", lose)
+        with pytest.raises(StoreAway, match="lost in a failover"):
+            store.enqueue(drafts)
+    assert stored(store) == 0
+    assert all(each.created for each in store.enqueue(drafts))
+
+
 def test_an_unknown_parent_in_a_large_call_is_named_and_nothing_is_left(store: RedisStore) -> None:
     unknown, known = draft().id, [put(store) for _ in range(MANY)]
     with pytest.raises(BadData, match=unknown):

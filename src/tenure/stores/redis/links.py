@@ -132,7 +132,7 @@ def _enqueue_linked(server: Server, drafts: Sequence[Draft]) -> list[Enqueued]:
             raise waits_for_itself(draft.id)
     sent = list(parts(drafts, needed))
     if len(sent) > 1:
-        return enqueued(drafts, _staged(server, sent, flows_made_once(drafts)))
+        return enqueued(drafts, _staged(server, sent, len(drafts), flows_made_once(drafts)))
     stored, *found = server.call("enqueue_linked", *sent[0].values())
     if not stored:
         raise _refused(*found)
@@ -145,7 +145,7 @@ def _refused(name: str, why: str) -> StoreError:
     return no_parent(name) if why == "missing" else waits_for_itself(name)
 
 
-def _staged(server: Server, sent: Sequence[Part], once: Mapping[str, str]) -> list[Any]:
+def _staged(server: Server, sent: Sequence[Part], jobs: int, once: Mapping[str, str]) -> list[Any]:
     call, length = uuid4().hex, 0
 
     for part in sent:  # one after the other: a pipeline that meets a server without the script mixes them up
@@ -165,7 +165,10 @@ def _staged(server: Server, sent: Sequence[Part], once: Mapping[str, str]) -> li
     key = f"{server.prefix}answers:{call}"
     found: list[str] = server.run("LRANGE", key, 0, -1)
     server.run("UNLINK", key)
-    return [answer for text in found for answer in msgspec.json.decode(text)]
+    answers = [answer for text in found for answer in msgspec.json.decode(text)]
+    if len(answers) < jobs:  # the seal was not on the server that took over
+        raise StoreAway(f"{server.url}: these jobs were lost in a failover, all of them; enqueue all of them again")
+    return answers
 
 
 # ── Very many edges ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,10 +18,10 @@ def call(server: Server, name: str, values: Sequence[Any]) -> Generator[Readable
     if os.getpid() != server.pid or server.sentinels_due() or not server.room.acquire(blocking=False):
         return None
     try:
-        connection = server.take()
+        epoch, connection = server.epoch, server.take()
         if connection is None:
             return None
-        with mapping_errors(server), server.returned(connection):
+        with mapping_errors(server), server.returned(connection, epoch):
             return (yield from _ask(connection, *server.evalsha(name, values)))
     finally:
         server.room.release()

@@ -132,6 +132,7 @@ class Server:
         self._at: Address | None = None  #: where the namespace was last seen
         self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
         self._ask_sentinels_at = 0.0
+        self.epoch = 0  #: how often the idle connections were dropped
         self._open = False
         self.pid = os.getpid()
 
@@ -160,8 +161,10 @@ class Server:
             self._drop_idle()
 
     def _drop_idle(self) -> None:
+        """Their server may be gone, or no longer the primary. What is in use is not used again, either."""
         with self._lock:
             idle, self._idle = self._idle, []
+            self.epoch += 1
         for connection in idle:
             connection.disconnect()
 
@@ -268,14 +271,15 @@ class Server:
         try:
             if self.sentinels_due():
                 self._follow_sentinels()
-            with self.returned(self.take() or self.connect("tenure")) as connection:
+            epoch = self.epoch  # before it is taken
+            with self.returned(self.take() or self.connect("tenure"), epoch) as connection:
                 yield connection
         finally:
             self.room.release()
 
     @contextmanager
-    def returned(self, connection: Connection) -> Generator[Connection]:
-        """Put it back afterwards, unless it is broken."""
+    def returned(self, connection: Connection, epoch: int) -> Generator[Connection]:
+        """Put it back afterwards, unless it is broken, or idle ones were dropped since `epoch`."""
         try:
             yield connection
         except exceptions.ResponseError as error:
@@ -284,7 +288,7 @@ class Server:
                 connection.disconnect()
                 self._drop_idle()
             else:
-                self._put_back(connection)
+                self._put_back(connection, epoch)
             raise
         except BaseException:
             self._at = None
@@ -292,7 +296,7 @@ class Server:
             self._drop_idle()  # its server is gone, so the other connections are dead too
             raise
         else:
-            self._put_back(connection)
+            self._put_back(connection, epoch)
 
     def refuse_child(self) -> None:
         if os.getpid() != self.pid:
@@ -321,9 +325,9 @@ class Server:
                 self._at = None
                 self._drop_idle()
 
-    def _put_back(self, connection: Connection) -> None:
+    def _put_back(self, connection: Connection, epoch: int) -> None:
         with self._lock:
-            if self._open and os.getpid() == self.pid:
+            if self._open and os.getpid() == self.pid and epoch == self.epoch:
                 self._idle.append(connection)
                 return
         connection.disconnect()

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Store edges of a job that is about to be suspended, under its lease, unless it is to be cancelled. ARGV: id, attempt,
 -- worker, then parent and marks per edge.
 local f = redis.call('HMGET', job(ARGV[1]), 'state', 'attempt', 'worker_id', 'cancel_reason')

@@ -139,15 +139,22 @@ local function store(args, call)
     if stands[id] == nil and call then stands[id] = redis.call('HGET', ns .. 'stands:' .. call, id) end
     return stands[id]
   end
+  local exists = {} -- it may have been deleted since an earlier part was stored
+  local function is_there(id)
+    if exists[id] == nil then exists[id] = redis.call('EXISTS', job(id)) == 1 end
+    return exists[id]
+  end
   for i = first, #args, 5 do
     local kind, a, b, c = args[i], args[i + 1], args[i + 2], args[i + 3]
-    if kind == 'gather' then
+    if kind == 'need' or not (other(a) or is_there(a)) then
+      -- nothing to store
+    elseif kind == 'gather' then
       local child = other(b) or b
       if child ~= a then
         tie(a, child, tonumber(c) + (child == b and MINE or 0))
         ask(a)
       end
-    elseif kind ~= 'need' and not other(a) then
+    elseif not other(a) then
       if kind == 'edge' then
         tie(a, other(b) or b, tonumber(c))
       elseif kind == 'flow' then
