@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 from projects import Project, new_project, postgres, settings, sqlite
 
@@ -197,8 +198,20 @@ def test_a_guarded_command_gets_all_of_its_arguments(tmp_path: Path) -> None:
     assert said == f"{mine}\n"
 
 
+ONE_TEST = """
+from django.test import TestCase
+class Shop(TestCase):
+    def test_it(self): pass
+"""
+
+
 def test_migrate_also_migrates_a_store_of_its_own_url(database_url: str, tmp_path: Path) -> None:
     project = new_project(tmp_path, sqlite(tmp_path), tenure={"URL": database_url})
+
+    project.write({"orders/tests.py": ONE_TEST})
+    assert "OK" in project.manage("test")
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT FROM pg_namespace WHERE nspname = 'tenure'").fetchone() is None
 
     project.manage("migrate", "-v", "0")
 

@@ -649,33 +649,6 @@ def test_a_job_makes_its_flow_once_wherever_it_dies(queue: TestQueue) -> None:
     assert {"flow f", "flow f #2", "end"} <= set(points)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_step_that_stands_for_another_callers_job_is_found_by_every_attempt(queue: TestQueue, is_async: bool) -> None:
-    held = double.using(unique="k", delay="1h").enqueue(5)
-
-    @jobs.task(name="stands_in")
-    def stands_in(job: Job) -> int:
-        with job.flow("f") as flow:
-            step = flow.add(double.using(unique="k").bind(3))
-        assert step.handle.id == held.id
-        return job.join(step).value
-
-    @jobs.task(name="astands_in")
-    async def astands_in(job: Job) -> int:
-        async with job.flow("f") as flow:
-            step = flow.add(double.using(unique="k").bind(3))
-        assert step.handle.id == held.id
-        return (await job.ajoin(step)).value
-
-    handle = (astands_in if is_async else stands_in).enqueue()
-    queue.drain()
-    assert handle.status().state == "waiting"
-    queue.advance("1h")
-    queue.drain()
-
-    assert handle.result("0s") == 10
-
-
 def test_a_join_returns_how_a_job_ended_or_says_that_there_is_none(queue: TestQueue) -> None:
     done, gone = double.enqueue(2), double.enqueue(3)
     queue.drain()

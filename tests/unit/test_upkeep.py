@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tenure.core.lifecycle import Lease
 from tenure.ports import Hung
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
@@ -38,10 +40,11 @@ STALE = 60.0
 
 
 class Hangs:
-    """A supervisor with one worker, whose only job is silent for longer than its `stale_after`."""
+    """A supervisor with one worker, whose only job reported last at time 0. `lease`: looks come every sixth of it."""
 
-    def __init__(self) -> None:
-        self.now, self.lease, self.verdicts = 0.0, Lease("a", 1, "w"), list[str]()
+    def __init__(self, lease: float = 30.0) -> None:
+        self.now, self.period, self.verdicts = 0.0, lease / 6, list[str]()
+        self.lease = Lease("a", 1, "w")
         self.calls: list[Any] = []
         self.worker = SimpleNamespace(
             id="w",
@@ -53,24 +56,23 @@ class Hangs:
         )
         shared = SimpleNamespace(
             store=SimpleNamespace(
-                hung=lambda _: [Hung(self.lease, "task", STALE + 1)],
+                hung=lambda _: [Hung(self.lease, "task", self.now)] if self.now > STALE else [],
                 get=lambda _: SimpleNamespace(stale_after=STALE),
             ),
             maintenance=None,
             boot=lambda: self.now,
-            settings=SimpleNamespace(lease=30.0),
+            settings=SimpleNamespace(lease=lease),
             loop=SimpleNamespace(call=self.calls.append),
             processes=[self.worker],
         )
         self.upkeep = Upkeep(cast(Any, shared), empty=None, changed=None)
 
-    def killed_after(self, seconds: float) -> bool:
-        """Time passes, with a look every five seconds. Was the worker killed in it?"""
-        before, ends = len(self.verdicts), self.now + seconds
+    def killed_until(self, ends: float) -> bool:
+        """Time passes, with looks as late as the roster makes them. Was the worker killed by then?"""
         while self.now < ends:
-            self.now = min(self.now + 5.0, ends)
+            self.now = min(self.now + 1.2 * self.period, ends)
             self.look()
-        return len(self.verdicts) > before
+        return bool(self.verdicts)
 
     def look(self) -> None:
         self.upkeep._find_hung_jobs()
@@ -78,20 +80,22 @@ class Hangs:
             self.calls.pop(0)()
 
 
-def test_a_worker_with_a_hung_job_is_killed() -> None:
-    hangs = Hangs()
-    assert not hangs.killed_after(HUNG_GRACE_SECONDS)
-    assert hangs.killed_after(10.0)
+@pytest.mark.parametrize("lease", [30.0, 240.0, 600.0, 3600.0])
+def test_a_worker_with_a_hung_job_is_killed(lease: float) -> None:
+    hangs = Hangs(lease)
+    assert not hangs.killed_until(STALE + HUNG_GRACE_SECONDS)
+    assert hangs.killed_until(STALE + HUNG_GRACE_SECONDS + 3 * hangs.period)
     assert hangs.worker.verdicts == {"a": "guilty"}
 
 
 def test_no_job_is_said_to_hang_for_the_time_in_which_its_worker_was_stopped() -> None:
     hangs = Hangs()
-    hangs.worker.stopped_since = 1.0
-    assert not hangs.killed_after(2 * STALE)
+    assert not hangs.killed_until(30.0)
+    hangs.worker.stopped_since = 30.0
+    assert not hangs.killed_until(300.0)
     hangs.worker.stopped_since = None
-    assert not hangs.killed_after(STALE + HUNG_GRACE_SECONDS)
-    assert hangs.killed_after(20.0)
+    assert not hangs.killed_until(330.0 + HUNG_GRACE_SECONDS)
+    assert hangs.killed_until(330.0 + HUNG_GRACE_SECONDS + 20.0), "the time is added, and does not begin again"
 
 
 def test_a_worker_that_was_stopped_since_it_was_judged_is_not_killed_for_a_hung_job() -> None:
@@ -106,9 +110,8 @@ def test_a_worker_that_was_stopped_since_it_was_judged_is_not_killed_for_a_hung_
 
 def test_no_job_is_said_to_hang_for_the_time_in_which_its_machine_slept() -> None:
     hangs = Hangs()
-    hangs.killed_after(5.0)
+    assert not hangs.killed_until(30.0)
     hangs.now += 3600.0
     hangs.look()
-    assert not hangs.verdicts
-    assert not hangs.killed_after(STALE + HUNG_GRACE_SECONDS)
-    assert hangs.killed_after(20.0)
+    assert not hangs.killed_until(3660.0 + HUNG_GRACE_SECONDS - 10.0)
+    assert hangs.killed_until(3660.0 + HUNG_GRACE_SECONDS + 20.0), "the time is added, and does not begin again"

@@ -165,7 +165,6 @@ def test_jobs_of_unknown_tasks_share_a_label(store: MemoryStore, jobs: Tenure, m
 
     with jobs.worker():
         until(lambda: {each.state for each in store.search(Filter()).jobs} == {State.SCHEDULED}, "they are put off")
-        counts = tally.counted()
-    assert {key: number for key, number in counts.items() if key[0] == "outcomes"} == {
-        ("outcomes", "(unknown)", "snoozed"): 20
-    }
+    counts = tally.counted()
+    assert {key for key in counts if key[0] == "outcomes"} == {("outcomes", "(unknown)", "snoozed")}
+    assert counts["outcomes", "(unknown)", "snoozed"] >= 20

@@ -395,7 +395,7 @@ def _carry_out(
     pace: Pace | None = None,
     among: frozenset[State] | None = None,
 ) -> int:
-    """`among`: the states of the jobs that were named or counted; one that has left them is left alone."""
+    """`among`: the states that a filter, or a command for dead letters, asked for: what has left them is left alone."""
     acted: list[Acted] = []
     try:
         with progress_bar(verb) as step:

@@ -414,7 +414,7 @@ class Plan(PlannedChange):
         if self.schedule.paused_at is None:
             if set_back(self.schedule, self.now):
                 self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
-                self.set(since=self.now, reset_at=self.now)
+                self.set(since=min(self.schedule.since or self.now, self.now), reset_at=self.now)
                 return self._set_due()
             return self  # keep due_at: a tick that is due stays due now
         self.set(paused_at=None, paused_why="", failure_count=0)

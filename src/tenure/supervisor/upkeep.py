@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -13,6 +14,7 @@ from tenure.ports import Hung
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
 from tenure.supervisor.shared import Shared, suspects_waiting
 
+MOST_HALTS = 100  #: of a worker that are remembered
 SOON_SECONDS = 60.0  #: --until-empty waits for jobs that are due sooner than this
 CHECK_SECONDS = 0.5  #: between two checks whether the queues are empty or a file has changed
 SOLO_SECONDS = 1.0
@@ -36,7 +38,7 @@ class Upkeep:
         self._empty, self._changed = empty, changed
         self._hung_since: dict[Lease, float] = {}
         self._looked_at = self._boot()
-        self._halted_at: dict[str, float] = {}  #: when a worker, by its id, was last seen stopped, or the machine slept
+        self._halts: dict[str, deque[tuple[float, float]]] = {}  #: of a worker, by its id: until when, and how long
         self._files: dict[str, int] = {}
 
     def rows(self) -> list[Row]:
@@ -58,24 +60,34 @@ class Upkeep:
     def _find_hung_jobs(self) -> None:
         hung = self._store.hung([worker.id for worker in self._processes if worker.ready])
         now = self._boot()
-        slept = now - self._looked_at > self._lease / 6 + HUNG_GRACE_SECONDS  # or the store was away, or this process
-        self._looked_at = now
-        halted = {worker.id: now for worker in self._processes if slept or worker.stopped_since is not None}
-        known = {worker.id for worker in self._processes}
-        self._halted_at = {key: at for key, at in (self._halted_at | halted).items() if key in known}
+        self._note_halts(now)
         hung = [each for each in hung if self._could_report(each, now)]
         self._hung_since = {each.lease: self._hung_since.get(each.lease, now) for each in hung}
         for each in hung:
             if now - self._hung_since[each.lease] > HUNG_GRACE_SECONDS:
                 self._loop.call(partial(self._kill_hung, each.lease, each.silent))
 
+    def _note_halts(self, now: float) -> None:
+        """For how long since the last look each worker did not run: it was stopped, or the machine slept."""
+        gap, self._looked_at = now - self._looked_at, now
+        period = self._lease / 6
+        slept = gap - period if gap > 1.5 * period + HUNG_GRACE_SECONDS else 0.0  # the roster varies it by a fifth
+        before, self._halts = self._halts, {}
+        for worker in self._processes:
+            halts = self._halts[worker.id] = before.get(worker.id) or deque(maxlen=MOST_HALTS)
+            halted = gap if worker.stopped_since is not None else slept
+            if halted:
+                halts.append((now, halted))
+
     def _could_report(self, hung: Hung, now: float) -> bool:
-        """Was its worker running for the whole `stale_after` of the job? Else the job may have had no chance."""
-        halted_at = self._halted_at.get(hung.lease.worker_id)
-        if halted_at is None:
+        """Did its worker run for the whole `stale_after` of the job in its silence? Else it may have had no chance."""
+        halted = sum(
+            seconds for until, seconds in self._halts.get(hung.lease.worker_id, ()) if until > now - hung.silent
+        )
+        if not halted:
             return True
         job = self._store.get(hung.lease.job_id)
-        return job is not None and job.stale_after is not None and now - halted_at > job.stale_after
+        return job is not None and job.stale_after is not None and hung.silent - halted > job.stale_after
 
     def _kill_hung(self, lease: Lease, silent: float) -> None:
         for worker in self._processes:

@@ -138,7 +138,7 @@ class Client:
             )
         except FlowMade:
             if next(tries) > 2:  # perhaps by an earlier try, whose reply was lost
-                self.notifier.announce(rings_of(ready := [*filter(_is_ready, drafts)], map(_as_queued, ready)))
+                self._ring(rings_of(ready := [*filter(_is_ready, drafts)], map(_as_queued, ready)))
             raise
         if tried > 1:
             answers = _own_as_created(drafts, answers)
@@ -158,12 +158,16 @@ class Client:
             self._announce([draft], [answer])
         return answer
 
-    def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
-        """The jobs are committed: ring, and log them. Whatever a notifier raises, they are stored."""
+    def _ring(self, rings: Iterable[Ring]) -> None:
+        """Whatever a notifier raises, the jobs are stored."""
         try:
-            self.notifier.announce(rings_of(drafts, answers))
+            self.notifier.announce(rings)
         except Exception:
             _log.exception("jobs are stored, and could not be announced: workers find them at their next look")
+
+    def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+        """The jobs are committed: ring, and log them."""
+        self._ring(rings_of(drafts, answers))
         log_jobs(_lines(drafts, answers))
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:

@@ -11,12 +11,9 @@ block stores all steps in one call, with the edges between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 from uuid import UUID, uuid5
-
-import msgspec
 
 from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
@@ -25,7 +22,7 @@ from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
 from tenure.tasks.handle import AppPort, JobHandle, R_co
-from tenure.tasks.loops import refuse_on_loop, settled
+from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, Source, Until, marker, shaped_like_a_marker, with_markers
 from tenure.tasks.task import NewJob, common_tx
 from tenure.tasks.texts import checked_name, valid_key
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_encode, _decode = msgspec.json.encode, msgspec.json.Decoder(dict[str, str]).decode
 _FLOWS = UUID("4f6c0c1e-6a3f-5b0e-9d51-7a1d8f0c2b64")  #: the namespace of ids that `unique=` derives
 
 
@@ -84,10 +80,9 @@ class Step(Source, Generic[R_co]):
     def stored(self, answer: Enqueued) -> None:
         self._handle = self._job.stored(answer)
 
-    def known(self, others: Mapping[str, str]) -> None:
-        """The flow was made before. `others`: the job that each step stands for whose key another one held."""
-        job_id = others.get(self._id, self._id)
-        self._handle = self._job.stored(Enqueued(job_id, False, cast("Any", None)))
+    def known(self) -> None:
+        """The flow was made before."""
+        self._handle = self._job.stored(Enqueued(self._id, False, cast("Any", None)))
 
 
 def outputs(steps: Iterable[Step[R]]) -> list[R]:
@@ -103,25 +98,16 @@ def outputs(steps: Iterable[Step[R]]) -> list[R]:
     return cast("list[R]", Placeholder("outputs", found, "completed"))
 
 
-class Records(Protocol):
-    """What an attempt of the job that makes the flow records for the next one."""
-
-    def recall(self, key: str) -> str | None: ...
-    def record(self, key: str, value: str) -> str: ...
-
-
 class Flow:
     """Jobs that are stored together when the `with` block ends, and none of them if it raises. From `jobs.flow(…)`.
 
     `created` says after the block whether they were stored now: False if a flow with this `unique=` existed.
     """
 
-    def __init__(
-        self, app: AppPort, name: str, made_once: str | None, tx: object, records: Records | None = None
-    ) -> None:
+    def __init__(self, app: AppPort, name: str, made_once: str | None, tx: object) -> None:
         self.name = name
         self.created = False
-        self._app, self._tx, self._records = app, tx, records
+        self._app, self._tx = app, tx
         self._once = made_once is not None
         self._id = new_id() if made_once is None else str(uuid5(_FLOWS, made_once))
         self._steps: list[Step[Any]] = []
@@ -224,33 +210,14 @@ class Flow:
             raise InvalidOption(f"the flow {self.name!r} has no steps: add them with flow.add(task.bind(…))")
         return error is None
 
-    def _was_made(self, others: Mapping[str, str]) -> None:
+    def _was_made(self) -> None:
         for step in self._steps:
-            step.known(others)
+            step.known()
 
     def _stored(self, answers: Sequence[Enqueued]) -> None:
         self.created = any(answer.created for answer in answers)
         for step, answer in zip(self._steps, answers, strict=True):
             step.stored(answer)
-
-    def _may_stand_for_others(self) -> bool:
-        """Is it the flow of a job whose next attempt has to find the jobs that its steps stand for?"""
-        return self._records is not None and self._tx is None and any(draft.unique for draft in self._drafts)
-
-    def _recall(self) -> dict[str, str] | None:
-        """By the ids of steps: the jobs that these stand for, if an earlier attempt made the flow with some."""
-        found = self._records.recall(self._record) if self._records and self._may_stand_for_others() else None
-        return None if found is None else _decode(found)
-
-    def _keep(self, answers: Sequence[Enqueued]) -> None:
-        both = zip(self._drafts, answers, strict=True)
-        others = {draft.id: answer.id for draft, answer in both if answer.id != draft.id}
-        if self._records is not None and others:
-            self._records.record(self._record, _encode(others).decode())
-
-    @property
-    def _record(self) -> str:
-        return f"\x1fflow {self._id}"
 
     def _common_tx(self) -> object:
         return common_tx([step._job for step in self._steps], self._tx, "flow")
@@ -262,17 +229,11 @@ class Flow:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._leave(error):
             return
-        client, others = self._app.client(), self._recall()
+        client = self._app.client()
         try:
-            if others is None:
-                answers = client.enqueue(self._drafts, tx=self._common_tx())
-                self._stored(answers)
-                if self._may_stand_for_others():
-                    self._keep(answers)
-            else:
-                self._was_made(others)
+            self._stored(client.enqueue(self._drafts, tx=self._common_tx()))
         except FlowMade:
-            self._was_made({})
+            self._was_made()
 
     async def __aenter__(self) -> Self:
         return self._begin()
@@ -280,18 +241,11 @@ class Flow:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._leave(error):
             return
-        client, may = await self._app.aclient(), self._may_stand_for_others()
-        others = await settled(self._recall) if may else None
+        client = await self._app.aclient()
         try:
-            if others is None:
-                answers = await client.aenqueue(self._drafts, tx=self._common_tx())
-                self._stored(answers)
-                if may:
-                    await settled(partial(self._keep, answers))
-            else:
-                self._was_made(others)
+            self._stored(await client.aenqueue(self._drafts, tx=self._common_tx()))
         except FlowMade:
-            self._was_made({})
+            self._was_made()
 
 
 class WithFlows:

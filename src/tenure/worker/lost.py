@@ -26,6 +26,8 @@ from tenure.worker.signals import leaves
 FREE = 5  #: lost connections of one job that cost nothing
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the first one, 8 s after the fifth
 
+_BUCKET = f"{LOST}: {BucketAway.__name__}"
+
 _log = logging.getLogger("tenure.worker")
 
 
@@ -62,7 +64,8 @@ def judged(attempt: Leased[Any], error: BaseException) -> BaseException:
         return error
     store, claimed = attempt.host.store, attempt.claimed
     try:
-        before = [each for each in store.attempts(claimed.id) if each.error.startswith(LOST)]
+        earlier = [each.error for each in store.attempts(claimed.id)]
+        before = [each for each in earlier if each.startswith(LOST) and not each.startswith(_BUCKET)]
     except StoreError:  # its outcome will wait for the store, too
         before = []
     away = all(any(isinstance(each, BucketAway) for each in _causes(leaf)) for leaf in leaves(error))

@@ -185,7 +185,8 @@ class ProgressFlusher:
         except StoreBusy:
             if len(reports) == 1:
                 return [Busy()]
-            return [stored for each in reports for stored in self._each_stored([each])]
+        half = len(reports) // 2
+        return self._each_stored(reports[:half]) + self._each_stored(reports[half:])
 
     def _salvage(self, report: Progress, error: BadData) -> bool:
         try:

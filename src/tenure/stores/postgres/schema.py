@@ -1,7 +1,7 @@
 """The schema of a PostgreSQL store: a store that opens checks its version, and `migrate` brings it up to date.
 
-A migration that changes a table needs a moment in which no other open transaction has used that table. It waits for it
-for 1.5 s at most, as claims and enqueues wait behind it, then lets them go on and tries again.
+A migration that changes a table needs a moment in which no other open transaction has used that table. For each table
+it waits 1.5 s at most, as claims and enqueues wait behind it, then lets them go on and tries again.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ def check(server: Server, connection: Connection) -> None:
 def migrate(server: Server) -> int:
     """Apply the missing migrations, in one transaction, one process at a time. StoreBusy after `MIGRATE_SECONDS`."""
     with server.mapping_errors(), server.connect() as connection:
-        give_up_at = time.monotonic() + MIGRATE_SECONDS
+        give_up_at: float | None = None
         while True:
             try:
                 with connection.transaction():
                     return _migrate(server, connection, migrations())
             except (psycopg.errors.LockNotAvailable, *ROLLED_BACK) as error:
                 holders = _holders(server, connection)
+                give_up_at = give_up_at or time.monotonic() + MIGRATE_SECONDS  # not from when another one migrated
                 if time.monotonic() + PAUSE_SECONDS > give_up_at:
                     raise StoreBusy(
                         f"{server.url}: migrating needs a moment in which no other transaction holds the tables of "
                         f"schema {server.schema}, and found none in {MIGRATE_SECONDS:g}s: {holders}. Nothing was "
-                        "changed: end them (pg_terminate_backend), or run it again later"
+                        "changed: run it again later, or first end a session that is idle in transaction "
+                        "(pg_terminate_backend)"
                     ) from error
             _log.warning("migrating waits for other transactions, and tries again: %s", holders)
             time.sleep(PAUSE_SECONDS)

@@ -17,6 +17,7 @@ from tenure.ports.schedules import Change, Schedule, Tick
 
 _PAGE = 500  #: ticks; two of one instant differ in their cause, so a page has many instants
 _INSTANT = timedelta(microseconds=1)
+_NAMED = "its error is encrypted, and shown with job"  #: as schedules/plan.py says it
 _GONE = "its error is not shown: it may be from before the codec, and its job is gone"
 
 
@@ -51,7 +52,13 @@ def _of(store: Store, schedule: Schedule) -> Replaced:
                 return Replaced(written, raced=len(changed))
             written, schedule = written + len(changed), schedule.but(rev=schedule.rev + 1)
     last = schedule.last_error
-    if not last or last == _GONE or schedule.unread or schedule.command or (last in kept and last not in new):
+    if (
+        not last
+        or last.startswith((_NAMED, _GONE))
+        or schedule.unread
+        or schedule.command
+        or (last in kept and last not in new)
+    ):
         return Replaced(written)
     landed = store.change([Change(schedule=schedule.but(last_error=new.get(last, _GONE)))])[0]
     return Replaced(written + landed, raced=1 - landed)
@@ -69,7 +76,7 @@ def _pages(store: Store, name: str) -> Iterator[list[Tick]]:
 
 def _why(store: Store, schedule: Schedule, tick: Tick) -> str:
     job = store.get(tick.job_id) if tick.job_id else None
-    named = f"its error is encrypted, and shown with job {tick.job_id}"  # as schedules/plan.py says it
+    named = f"{_NAMED} {tick.job_id}"
     if job is not None:
         return named if is_sealed(job.error or "") else tick.why
     command = schedule.command != ""  # what is kept of a command is readable
