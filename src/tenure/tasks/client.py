@@ -138,7 +138,7 @@ class Client:
             )
         except FlowMade:
             if next(tries) > 2:  # perhaps by an earlier try, whose reply was lost
-                self._ring(rings_of(ready := [*filter(_is_ready, drafts)], map(_as_queued, ready)))
+                _ring(self.notifier, rings_of(ready := [*filter(_is_ready, drafts)], map(_as_queued, ready)))
             raise
         if tried > 1:
             answers = _own_as_created(drafts, answers)
@@ -158,16 +158,9 @@ class Client:
             self._announce([draft], [answer])
         return answer
 
-    def _ring(self, rings: Iterable[Ring]) -> None:
-        """Whatever a notifier raises, the jobs are stored."""
-        try:
-            self.notifier.announce(rings)
-        except Exception:
-            _log.exception("jobs are stored, and could not be announced: workers find them at their next look")
-
     def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
         """The jobs are committed: ring, and log them."""
-        self._ring(rings_of(drafts, answers))
+        _ring(self.notifier, rings_of(drafts, answers))
         log_jobs(_lines(drafts, answers))
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
@@ -346,7 +339,7 @@ class Client:
         rings = [Ring("cancel", before.queue)]
         if before.linked or before.limits:  # others may wait for it, or for its places
             rings.append(Ring("due", before.queue))
-        self.notifier.announce(rings)
+        _ring(self.notifier, rings)
         return state in (State.CANCELLED, State.PROCESSING)
 
     async def acancel(self, job_id: str, reason: str) -> bool:
@@ -365,12 +358,20 @@ class Client:
         if isinstance(answer, NotLanded):  # perhaps an earlier try landed, and its reply was lost
             return tried > 1 and text in (each.value for each in self.store.signals(job_id, [key]))
         job = None if job_id is None else self.store.get(job_id)
-        self.notifier.announce([Ring("due", job.queue if job is not None else "")])
+        _ring(self.notifier, [Ring("due", job.queue if job is not None else "")])
         return True
 
     async def asignal(self, job_id: str | None, key: str, text: str) -> bool:
         """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
         return await asyncio.to_thread(self.signal, job_id, key, text)
+
+
+def _ring(notifier: Notifier, rings: Iterable[Ring]) -> None:
+    """Whatever a notifier raises, what it was to announce is stored."""
+    try:
+        notifier.announce(rings)
+    except Exception:
+        _log.exception("a change is stored, and could not be announced: workers find it at their next look")
 
 
 def _warn_of_waiting_in_a_slot(job_id: str) -> None:

@@ -160,10 +160,10 @@ class Server:
         if os.getpid() == self.pid:
             self._drop_idle()
 
-    def _drop_idle(self) -> None:
-        """Their server may be gone, or no longer the primary. What is in use is not used again, either."""
+    def _drop_idle(self, at: Address | None = None) -> None:
+        """Their server may be gone, or not the primary, which is at `at`. What is in use is not used again, either."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._at = self._idle, [], at
             self.epoch += 1
         for connection in idle:
             connection.disconnect()
@@ -284,14 +284,12 @@ class Server:
             yield connection
         except exceptions.ResponseError as error:
             if _read_only(error):  # a failover: find the primary again
-                self._at = None
                 connection.disconnect()
                 self._drop_idle()
             else:
                 self._put_back(connection, epoch)
             raise
         except BaseException:
-            self._at = None
             connection.disconnect()
             self._drop_idle()  # its server is gone, so the other connections are dead too
             raise
@@ -322,7 +320,6 @@ class Server:
         self._ask_sentinels_at = monotonic() + SENTINELS_SECONDS
         with suppress(exceptions.RedisError, OSError):
             if self._at not in (None, self._master()):
-                self._at = None
                 self._drop_idle()
 
     def _put_back(self, connection: Connection, epoch: int) -> None:
@@ -382,8 +379,7 @@ class Server:
                     with self._lent() as connection:
                         return ask(connection)
                 except exceptions.MovedError as error:
-                    self._at = self._named(error, self._at or self._place.hosts[0])
-                    self._drop_idle()
+                    self._drop_idle(self._named(error, self._at or self._place.hosts[0]))
             raise StoreAway(f"{self.url}: the nodes of the cluster do not agree on which of them has {self.prefix}")
 
     # ── is it fit to be a store? ──
