@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from tenure.errors import LeaseLost, Locked, StoreBusy
 from tenure.ports import Claimed, Filter, Progress
 from tenure.stores.memory import MemoryStore
 from tenure.worker import reports
-from tenure.worker.executor import Attempt, Host
+from tenure.worker.executor import Attempt, Host, _Inline
 from tenure.worker.signals import signal_in
 from tenure.worker.slots import Backlog, End, Slots
 from tenure.worker.stops import StopWatch
@@ -70,6 +71,38 @@ def test_a_newer_report_is_not_lost_while_one_that_was_not_stored_is_put_back(mo
         return attempt.unstored
 
     assert asyncio.run(story()) == "2"
+
+
+def test_a_lease_that_is_found_lost_twice_interrupts_no_cleanup() -> None:
+    store, jobs, story = MemoryStore(system_clock()), Tenure("memory:"), list[str]()
+    worker_id = start(store)
+    put(store, task="pack")
+    (claimed,) = store.claim(worker_id, {"default": 1}, 1)
+
+    @jobs.task
+    async def pack() -> None:
+        story.append("begins")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            story.append("tidies up")
+            await asyncio.sleep(0)
+            story.append("ends")
+
+    async def main() -> Outcome | None:
+        host = _Inline(store, worker_id, {})
+        attempt = Attempt(host, pack, claimed, asyncio.get_running_loop())
+        with ThreadPoolExecutor(1) as pool:
+            attempt.start(jobs.program, pool)
+            while len(story) < 2:
+                if story:
+                    attempt.request_stop("lease_lost", None)
+                await asyncio.sleep(0)
+            attempt.request_stop("lease_lost", None)  # by a claim, say, after a beat
+            return await host.done
+
+    assert asyncio.run(main()) is None
+    assert story == ["begins", "tidies up", "ends"]
 
 
 def test_a_report_whose_row_is_locked_delays_only_the_outcome_of_its_own_job(

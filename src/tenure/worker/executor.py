@@ -310,8 +310,11 @@ class Attempt(Reporting[Host]):
     # ── stopping ──
 
     def request_stop(self, reason: Stopping, verdict: Outcome | None) -> None:
-        """Ask the code to stop. The first reason is kept, unless the lease is lost: that overrides it."""
-        if self.stopping is not None and reason != "lease_lost":
+        """Ask the code to stop. The first reason is kept, unless the lease is lost: that overrides it.
+
+        What is noticed a second time asks for nothing more: a second cancel would interrupt the cleanup.
+        """
+        if self.stopping is not None and (reason != "lease_lost" or self.stopping == "lease_lost"):
             return
         self.stopping, self.verdict = reason, verdict
         if self.stop_requested_at is None:
