@@ -117,6 +117,18 @@ def test_of_a_finish_and_a_rescue_one_ends_the_attempt(outcome: Outcome, doors: 
 
 
 @many_times
+def test_two_records_of_one_key_are_the_first_of_them(doors: Doors) -> None:
+    here, there = doors
+    lease = running(here)
+
+    first, second = race(lambda: here.once(lease, "k", "1"), lambda: there.once(lease, "k", "2"))
+
+    assert first is not None and first == second and first.value in ("1", "2")
+    assert here.once(lease, "k", None) == first
+    assert finish(here, lease, Completed()) is State.COMPLETED
+
+
+@many_times
 def test_two_different_ends_of_one_attempt_never_both_land(doors: Doors) -> None:
     here, there = doors
     lease = running(here)

@@ -36,7 +36,7 @@ TABLE = Table(
         Guard("what somebody's transaction holds is neither landed nor refused", JOBS, "if any(report.checkpoint is not None for report in held):", "if False:", tests="conformance/test_lease.py " + HELD_ROWS),
         Guard("a lost lease undoes the transaction it was used in", STEPS, "        if isinstance(answer, NotLanded):\n            raise", "        if False:\n            raise"),
         Guard("a transaction of another store is refused", JOBS, "if its is not mine and (", "if False and ("),
-        Guard("the first word of once stands", JOBS, "ON CONFLICT DO NOTHING RETURNING value)", "ON CONFLICT (job_id, key) DO UPDATE SET value = excluded.value RETURNING value)"),
+        Guard("the first word of once stands", JOBS, "DO UPDATE SET value = o.value RETURNING", "DO UPDATE SET value = excluded.value RETURNING"),
         Guard("only a new checkpoint forgives crashes", JOBS, " AND r.checkpoint IS DISTINCT FROM j.checkpoint", ""),
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.attempt = l.attempt"),
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.worker_id = l.worker"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -25,7 +26,7 @@ from tenure.errors import StoreAway, StoreBusy
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Busy, Landed, Progress
 from tenure.ports.schedules import Change
-from tenure.stores.postgres import PostgresStore, base, server, workers
+from tenure.stores.postgres import PostgresStore, base, server, steps, workers
 from tenure.stores.postgres import jobs as verbs
 from tenure.tasks.client import Client
 from waiting import until
@@ -125,6 +126,42 @@ def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(
 
 def hold(other: psycopg.Connection, job_id: str) -> None:
     other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (job_id,))
+
+
+def test_a_record_that_waited_for_another_of_its_key_is_that_one(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    """Its snapshot is older than the record."""
+    lease = running(store)
+    hold(other, lease.job_id)
+    with ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(store.once, lease, "k", value) for value in ("1", "2")]
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND position('once' in query) > 0"
+        )
+        until(lambda: store._server.fetch(waiting) == [(2,)], "both to wait")
+        other.rollback()
+        first, second = (each.result(30.0) for each in writes)
+
+    assert first is not None and first.value is not None and first == second
+
+
+def test_a_process_that_stops_beside_a_linked_enqueue_is_cut_off_in_the_end(store: PostgresStore) -> None:
+    """Whatever verb it was in: no session keeps its locks for longer than a minute."""
+    assert store._server.fetch("SHOW idle_in_transaction_session_timeout") == [("1min",)]
+
+
+def test_code_that_keeps_the_interpreter_for_more_than_a_second_delays_an_outcome_and_does_not_stop_it(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending, lease = steps.ending, running(store)
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(1.5)  # as long as the whole process stands still
+        return ending(*given)
+
+    monkeypatch.setattr(steps, "ending", slowly)
+    assert store.finish([(lease, Failed("boom", final=True))]) == [Landed(State.DEAD)]
 
 
 @pytest.mark.parametrize("outcome", [Completed("1"), Failed("boom", retry_in=60)], ids=repr)

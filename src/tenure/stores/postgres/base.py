@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import LiteralString, TypeVar
 
 from tenure.ports import Draft, Enqueued
@@ -30,13 +31,14 @@ WITH_JOBS = """
     SELECT queue, solo FROM lanes LIMIT %s"""
 
 
-def cut_off_after(connection: Connection, sent: int) -> None:
+def cut_off_after(connection: Connection, sent: int, tried: int = 0) -> None:
     """If this process stops in the middle of the transaction, the server ends it after a second, and rolls it back.
 
     The server does not see a statement that is on its way, so it waits as long as a slow line needs for these bytes,
-    up to the minute of every session.
+    up to the minute of every session. Each further try has twice as long: code that keeps the GIL stops us, too.
     """
-    connection.execute(STOPPED, (f"{min(1000 + 1000 * sent // SLOWEST_LINE, 60_000)}ms",))
+    milliseconds = (1000 + 1000 * sent // SLOWEST_LINE) * 2**tried
+    connection.execute(STOPPED, (f"{min(milliseconds, 60_000)}ms",))
 
 
 class PostgresBase:
@@ -73,10 +75,13 @@ class PostgresBase:
         `sent`: about how many bytes they have, where others soon need what this one locks: see `cut_off_after`.
         """
 
+        tries = count()
+
         def step(connection: Connection) -> T:
+            tried = next(tries)
             with connection.transaction():
                 if sent is not None:
-                    cut_off_after(connection, sent)
+                    cut_off_after(connection, sent, tried)
                 return call(connection)
 
         return self._server.run(step)

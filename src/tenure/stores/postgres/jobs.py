@@ -205,15 +205,16 @@ ONCE_READ = f"""
     SELECT o.value FROM (SELECT %s::uuid AS id, %s::integer AS attempt, %s::text AS worker, %s::text AS key) AS l
     JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")} LEFT JOIN @.once AS o ON o.job_id = j.id AND o.key = l.key"""
 
+#: A value that another thread of the attempt records meanwhile is later than this statement's snapshot: only the row
+#: that the conflict locks has it.
 ONCE_WRITE = f"""
     WITH held AS MATERIALIZED (
         SELECT j.id, l.key, l.value
         FROM (SELECT %s::uuid AS id, %s::integer AS attempt, %s::text AS worker, %s::text AS key, %s::text AS value) l
         JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")} FOR NO KEY UPDATE OF j
-    ), recorded AS (
-        INSERT INTO @.once (job_id, key, value) SELECT id, key, value FROM held ON CONFLICT DO NOTHING RETURNING value)
-    SELECT coalesce((SELECT value FROM recorded), o.value)
-    FROM held LEFT JOIN @.once AS o ON o.job_id = held.id AND o.key = held.key"""
+    )
+    INSERT INTO @.once AS o (job_id, key, value) SELECT id, key, value FROM held
+    ON CONFLICT (job_id, key) DO UPDATE SET value = o.value RETURNING o.value"""
 
 #: In the order of the index alone: ordering by id too would sort all that are due at one instant, for each batch. A
 #: trigger parks those that have limits.

@@ -71,6 +71,7 @@ _SESSION: LiteralString = f"""
     {_DURABLE};
     SET default_transaction_isolation = 'read committed';
     SET lock_timeout = '2s';
+    SET idle_in_transaction_session_timeout = '60s';
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
     SET enable_hashjoin = off;
