@@ -515,8 +515,7 @@ class Judge:
     def _of_attempt(self, each: AttemptView) -> Iterator[str]:
         said = {line.event for line in self.of[each.job_id] if line.attempt == each.attempt}
         pid = int(each.worker_id.split("-")[-2])
-        # On a machine too busy to renew, leases end and their workers with them; that no two overlapped is seen above.
-        if each.outcome == "crashed" and pid not in self.killed and not each.error.startswith("the lease of"):
+        if each.outcome == "crashed" and pid not in self.killed and not self._may_be_late(each.error):
             log = self.site.log_of(each.worker_id)
             yield f"attempt {each.attempt} has crashed, and nobody killed {each.worker_id}: {each.error}\n{log}"
         word = {"failed": "raised", "snoozed": "snoozed"}.get(each.outcome)
@@ -524,6 +523,14 @@ class Judge:
             yield f"attempt {each.attempt} has {each.outcome}: {each.error}; the ledger says {sorted(said)}"
         if each.outcome == "crashed" and any(event.startswith("outcome ") for event in said):
             yield f"attempt {each.attempt} had another outcome before it crashed: {sorted(said)}"
+
+    def _may_be_late(self, error: str) -> bool:
+        """On a machine too busy to renew, leases end and their workers with them; that no two overlapped is seen above.
+
+        Such a worker ends itself; the maintenance of another process may find it gone before its supervisor says why.
+        """
+        gone = error.startswith("the process of") and error.endswith("is gone")
+        return error.startswith("the lease of") or (gone and self.site.log_of("its lease could not be renewed") != "")
 
     def _of_places(self, names: Mapping[str, str]) -> Iterator[str]:
         """`names`: of jobs, by their ids."""
