@@ -146,8 +146,8 @@ def test_a_record_that_waited_for_another_of_its_key_is_that_one(
     assert first is not None and first.value is not None and first == second
 
 
-def test_a_process_that_stops_beside_a_linked_enqueue_is_cut_off_in_the_end(store: PostgresStore) -> None:
-    """Whatever verb it was in: no session keeps its locks for longer than a minute."""
+def test_the_server_ends_a_session_that_is_idle_in_a_transaction_for_a_minute(store: PostgresStore) -> None:
+    """Whatever verb its process was stopped in."""
     assert store._server.fetch("SHOW idle_in_transaction_session_timeout") == [("1min",)]
 
 
