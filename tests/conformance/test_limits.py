@@ -92,6 +92,20 @@ def test_the_keys_of_a_template_are_counted_each_by_itself(store: Store) -> None
     assert sorted(settle_waits(store)) == sorted([mine[0], other[0]])
 
 
+def test_a_batch_of_jobs_with_thousands_of_keys_begins_and_ends(store: Store) -> None:
+    worker, jobs, each_of = start(store), 20, 210
+    declare(store, "part:{n}", 1)
+    drafts = [draft(limits=tuple(Key(f"part:{job}-{n}", "part:{n}") for n in range(each_of))) for job in range(jobs)]
+    ids = [answer.id for answer in store.enqueue(drafts)]
+
+    assert sorted(settle_waits(store)) == sorted(ids)
+    leases = began(store, worker, jobs)
+    assert len(leases) == jobs
+    assert store.finish([(lease, Completed()) for lease in leases]) == [Landed(State.COMPLETED)] * jobs
+    assert settle_waits(store) == []
+    assert {each.held for each in store.keys(["part:0-0", "part:19-209"])} <= {0}
+
+
 def test_a_job_with_two_keys_needs_a_place_of_each(store: Store) -> None:
     worker = start(store)
     declare(store, SHOP.limit, 1)

@@ -21,7 +21,7 @@ for i = 1, #ARGV, 6 do
     redis.call(has_rate and 'SADD' or 'SREM', rated, name)
     if of_key then
       keys.know(name, limit)
-      keys.look(name)
+      keys.look({name})
     else
       redis.call('HDEL', ns .. 'limit_asked', name)
       redis.call('ZADD', ns .. 'limit_asks', 'NX', now, name)

@@ -14,7 +14,7 @@ local function group(ids)
   end
   return some
 end
-local answer, held, stale, begun, stamp = {}, {}, {}, {}, string.format('%.0f', now)
+local answer, held, stale, begun, stamp, had_past = {}, {}, {}, {}, string.format('%.0f', now), false
 for i = 5, #ARGV, 2 do
   local queue, want, taken = ARGV[i], math.min(tonumber(ARGV[i + 1]), room), 0
   if want > 0 and bytes > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
@@ -22,11 +22,23 @@ for i = 5, #ARGV, 2 do
     if solo then ids = group(ids) end
     for _, id in ipairs(ids) do
       local key = job(id)
-      local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
+      local f
+      if had_past then -- so this one probably has one, too: one read instead of two
+        f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt', unpack(PAST))
+      else
+        f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
+      end
       local attempt = f[4] and string.format('%d', f[4] + 1) or '1'
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
       local earlier, hung, keys = false, false, false
-      if f[4] then earlier, hung, keys = past(key, attempt) end
+      if f[4] then
+        if had_past then
+          earlier, hung, keys = past(attempt, f, 4)
+        else
+          earlier, hung, keys = past(attempt, redis.call('HMGET', key, unpack(PAST)), 0)
+        end
+      end
+      had_past = f[4]
       if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, limited().lane_of(queue, solo), keys end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt

@@ -43,7 +43,7 @@ end
 local of_limits
 local function limited()
   if of_limits then return of_limits end
-  local looked, known, read_texts, rated, any_rated_key = {}, {}, {}, {}, nil
+  local looked, known, read_texts, rated, any_rated_key, turn = {}, {}, {}, {}, nil, nil
   local function lot(key, lane) return ns .. 'parked:' .. key .. '\0' .. lane end
   local function lane_of(queue, solo) return solo and queue .. '\0solo' or queue end
 
@@ -53,12 +53,21 @@ local function limited()
     return found
   end
 
-  -- `give` has to look at this key, after those asked for before. `quietly`: the caller looks itself.
-  local function look(key, quietly)
+  -- `give` has to look at these keys, after those asked for before. `quietly`: the caller looks itself.
+  local function look(names, quietly)
     if not quietly then ring('due', '') end
-    if looked[key] then return end
-    looked[key] = true
-    redis.call('ZADD', ns .. 'key_asks', 'NX', redis.call('HINCRBY', ns .. 'walk', 'key_asks', 1), key)
+    local asks = {}
+    for n, key in ipairs(names) do
+      if not looked[key] then
+        looked[key] = true
+        turn = turn or redis.call('HINCRBY', ns .. 'walk', 'key_asks', 1)
+        asks[#asks + 1], asks[#asks + 2] = turn, key
+      end
+      if #asks == 2000 or #asks > 0 and n == #names then -- Lua can't unpack more than some 8,000
+        redis.call('ZADD', ns .. 'key_asks', 'NX', unpack(asks))
+        asks = {}
+      end
+    end
   end
 
   -- The key is looked at now.
@@ -85,7 +94,7 @@ local function limited()
     redis.call('ZADD', lot(key, lane), score(j.rank, due), id)
     redis.call('ZADD', ns .. 'parked_of:' .. key, 0, lane)
     know(key, limit)
-    look(key)
+    look({key})
   end
 
   -- A job that would be queued waits under its first key. It keeps its turn, unless it is due anew; and it expires while
@@ -107,15 +116,19 @@ local function limited()
     if redis.call('EXISTS', lot(key, lane)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lane) end
   end
 
-  -- Collect, by key of Redis, what one command adds to it or removes from it for many jobs.
-  local function gather(into, name, ...)
-    local some = into[name] or {}
-    into[name] = some
-    for _, each in ipairs({...}) do some[#some + 1] = each end
+  -- Collect, by name, what one command adds or removes for many jobs: most of a script's time is its Lua (measured), so
+  -- it makes no table or text for each job.
+  local function gather(into, name, each)
+    local some = into[name]
+    if not some then
+      some = {}
+      into[name] = some
+    end
+    some[#some + 1] = each
   end
 
-  local function all(command, names)
-    for name, some in pairs(names) do redis.call(command, name, unpack(some)) end
+  local function all(command, stem, names)
+    for name, some in pairs(names) do redis.call(command, stem .. name, unpack(some)) end
   end
 
   -- Does the key have a rate, or its limit? Then begins are recorded.
@@ -132,38 +145,38 @@ local function limited()
       local id = jobs[n]
       for _, each in ipairs(keys_in(jobs[n + 2])) do
         local key = each[1]
-        gather(begun, ns .. 'unbegun:' .. key, id)
+        gather(begun, key, id)
         if is_rated(key, each[2]) then
           redis.call('RPUSH', ns .. 'begun:' .. key, now)
-          look(key, true) -- a begin makes no room
+          look({key}, true) -- a begin makes no room
         end
       end
-      gather(late, ns .. 'unbegun_of:' .. jobs[n + 1], id)
+      gather(late, jobs[n + 1], id)
     end
-    all('SREM', begun)
-    all('ZREM', late)
+    all('SREM', ns .. 'unbegun:', begun)
+    all('ZREM', ns .. 'unbegun_of:', late)
   end
 
   local function free(jobs, quietly)
-    local held, unbegun, placed, late = {}, {}, {}, {}
+    local held, names, placed, late = {}, {}, {}, {}
     for n = 1, #jobs, 3 do
       local id = jobs[n]
       for _, each in ipairs(keys_in(jobs[n + 2])) do
-        gather(held, ns .. 'places:' .. each[1], id)
-        gather(unbegun, ns .. 'unbegun:' .. each[1], id)
-        look(each[1], quietly)
+        if not held[each[1]] then names[#names + 1] = each[1] end
+        gather(held, each[1], id)
       end
       placed[#placed + 1] = id
-      gather(late, ns .. 'unbegun_of:' .. jobs[n + 1], id)
+      gather(late, jobs[n + 1], id)
     end
-    all('ZREM', held)
-    all('SREM', unbegun)
-    all('ZREM', late)
+    all('ZREM', ns .. 'places:', held)
+    all('SREM', ns .. 'unbegun:', held)
+    all('ZREM', ns .. 'unbegun_of:', late)
     redis.call('HDEL', ns .. 'placed', unpack(placed))
+    look(names, quietly)
   end
 
   of_limits = {lot = lot, lane_of = lane_of, keys_in = keys_in, look = look, answer = answer, know = know, park = park, wait = wait,
-               unpark = unpark, gather = gather, all = all, begin = begin, free = free}
+               unpark = unpark, gather = gather, begin = begin, free = free}
   return of_limits
 end
 
@@ -173,12 +186,13 @@ local function release_leases(worker, ids)
   if redis.call('EXISTS', held) == 0 then redis.call('SREM', ns .. 'owners', worker) end
 end
 
--- The fields that a claim returns for a job with earlier attempts or a time limit, its stale_after, and its keys.
-local function past(key, attempt)
-  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after', 'linked',
-    'limits')
-  local late = attempt == '1' and f[4] and tonumber(f[4]) < now
-  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0, f[6] == '1' and 1 or 0, f[7] and 1 or 0}, tonumber(f[5] or nil), f[7]
+-- The fields that a claim returns for a job with earlier attempts or a time limit, its stale_after, and its keys. They are
+-- the values of PAST, in `f` behind `at`.
+local PAST = {'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after', 'linked', 'limits'}
+local function past(attempt, f, at)
+  local late = attempt == '1' and f[at + 4] and tonumber(f[at + 4]) < now
+  return {f[at + 1] or '0', f[at + 2] or '0', f[at + 3], late and 1 or 0, f[at + 6] == '1' and 1 or 0, f[at + 7] and 1 or 0},
+    tonumber(f[at + 5] or nil), f[at + 7]
 end
 
 -- The time of its owner's last report.
@@ -222,7 +236,7 @@ local function leave(id, j)
       wake(id)
       if j.parked then
         limited().unpark(id, j.parked, limited().lane_of(j.queue, j.solo))
-        if not j.admitted then limited().look(j.parked) end -- it may have been the last reason to keep its key
+        if not j.admitted then limited().look({j.parked}) end -- it may have been the last reason to keep its key
         j.parked = nil
       end
     end

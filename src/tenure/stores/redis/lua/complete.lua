@@ -10,13 +10,14 @@ for n, id in ipairs(ids) do
   local attempt, result, more = ARGV[3 * n], ARGV[3 * n + 1], held[n] == ARGV[3 * n] .. '+'
   if (more or held[n] == attempt) and not seen[id] then
     seen[id] = true
+    local key = job(id)
     if result == 'null' then -- the most common result, and the one that is read if none is stored
-      redis.call('HSET', job(id), 'state', 'completed')
+      redis.call('HSET', key, 'state', 'completed')
     else
-      redis.call('HSET', job(id), 'state', 'completed', 'result', result)
+      redis.call('HSET', key, 'state', 'completed', 'result', result)
     end
     if more then
-      local f = redis.call('HMGET', job(id), 'unique', 'linked', 'limits', 'queue', 'solo')
+      local f = redis.call('HMGET', key, 'unique', 'linked', 'limits', 'queue', 'solo')
       if f[1] then redis.call('HDEL', ns .. 'unique', f[1]) end
       if f[2] == '1' then ask_anew(id) end
       if f[3] then

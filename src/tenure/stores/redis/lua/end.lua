@@ -20,7 +20,7 @@ local function pause(key, limit, delay)
   limited().know(key, limit)
   local name, til = ns .. 'key:' .. key, (now + delay) / 1000
   if til > (tonumber(redis.call('HGET', name, 'pause') or nil) or 0) then redis.call('HSET', name, 'pause', til) end
-  limited().look(key)
+  limited().look({key})
 end
 
 local dead, note, ends, fits, seen = ARGV[1], ARGV[2], {}, {}, {}

@@ -35,7 +35,9 @@ local known = {}
 local function known_of(key, limit)
   if known[key] then return known[key] end
   local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
-  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_lane', 'slow_until', 'due')
+  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_lane', 'slow_until', 'due', 'limit')
+  limit = limit or f[7]
+  if not limit then return nil end
   if f[3] then
     write_pause(key, limit, tonumber(f[3]))
     redis.call('HDEL', name, 'pause')
@@ -45,7 +47,7 @@ local function known_of(key, limit)
   local slow_until = tonumber(f[5] or nil) or 0
   known[key] = {
     held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
-    bucket = f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, told = told, due = f[6],
+    bucket = f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, told = told, due = f[6], limit = f[7],
     slow = slow_until > now and slow_until <= now + 30000 and f[4], states = {}, -- however the clock was set
   }
   return known[key]
@@ -56,7 +58,10 @@ local function opened(key, limit)
   local count = known_of(key, limit)
   if count.states[limit] then return count.states[limit] end
   local name, of_limit, of_key = ns .. 'key:' .. key, row('limits', limit), row('key_limits', key)
-  keys.know(key, limit)
+  if count.limit ~= limit then
+    keys.know(key, limit)
+    count.limit = limit
+  end
   local state = {
     key = key, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key), count = count,
   }
@@ -71,7 +76,7 @@ local function opened(key, limit)
   -- There are more: nothing is given before all of them are counted.
   if #count.told == 1000 then
     state.paused = second
-    keys.look(key)
+    keys.look({key})
   end
   state.bucket = after_begins(count.bucket, rate, count.told)
   if full_of(state) > second then
@@ -82,30 +87,34 @@ local function opened(key, limit)
   return state
 end
 
--- What this step has admitted, written at its end: a command for all of a queue or a key, not one a job.
-local given = {ids = {}, placed = {}, queues = {}, lanes = {}, late = {}, ready = {}, places = {}, unbegun = {}}
-local function admit(id, j, queue, needed)
+-- What this step has admitted, written at its end: a command for all of a lane or a key, not one a job.
+local given, stamp = {ids = {}, placed = {}, lanes = {}}, string.format('%.0f', now) -- a number is formatted at each use
+local function admit(id, stored, j, lane, needed)
   for _, each in ipairs(needed) do
     local count = known[each[1]]
     count.held, count.unbegun = count.held + 1, count.unbegun + 1
-    keys.gather(given.places, ns .. 'places:' .. each[1], now, id)
-    keys.gather(given.unbegun, ns .. 'unbegun:' .. each[1], id)
+    keys.gather(count, 'given', id)
   end
-  redis.call('HSET', job(id), 'state', 'queued', 'run_at', now)
+  redis.call('HSET', stored, 'state', 'queued', 'run_at', stamp)
   if j.til then
-    redis.call('HDEL', job(id), 'parked', 'wait_until')
+    redis.call('HDEL', stored, 'parked', 'wait_until')
     redis.call('ZREM', ns .. 'waits', id)
   else
-    redis.call('HDEL', job(id), 'parked')
+    redis.call('HDEL', stored, 'parked')
   end
-  keys.gather(given.ready, lane_key(queue, j.solo), score(j.rank, now), id)
-  local lane = keys.lane_of(queue, j.solo)
-  keys.gather(given.queues, queue, id)
-  keys.gather(given.lanes, ns .. 'unbegun_of:' .. lane, now, id)
-  keys.gather(given.late, ns .. 'unbegun_of', lane)
+  local of = given.lanes[lane]
+  if not of then
+    of = {queue = j.queue, solo = j.solo, ready = {}, late = {}}
+    given.lanes[lane] = of
+  end
+  local n = #of.late
+  of.ready[n + 1], of.ready[n + 2] = score(j.rank, now), id
+  of.late[n + 1], of.late[n + 2] = stamp, id
   given.ids[#given.ids + 1] = id
-  given.placed[#given.placed + 1], given.placed[#given.placed + 2] = id, j.limits
-  queued[#queued + 1], queued[#queued + 2] = queue, id
+  n = #given.placed
+  given.placed[n + 1], given.placed[n + 2] = id, j.limits
+  n = #queued
+  queued[n + 1], queued[n + 2] = j.queue, id
 end
 
 local function write_admitted()
@@ -113,22 +122,29 @@ local function write_admitted()
   redis.call('ZREM', ns .. 'waiting', unpack(given.ids))
   redis.call('ZREM', ns .. 'waited', unpack(given.ids))
   redis.call('HSET', ns .. 'placed', unpack(given.placed))
-  keys.all('ZADD', given.ready)
-  keys.all('ZADD', given.places)
-  keys.all('SADD', given.unbegun)
-  keys.all('ZADD', given.lanes)
-  keys.all('SADD', given.late)
-  for queue, some in pairs(given.queues) do
-    redis.call('SADD', ns .. 'queues', queue)
-    count_waiting(queue, -#some)
-    ring('queued', queue)
+  for key, count in pairs(known) do
+    if count.given then
+      local places = {}
+      for n, id in ipairs(count.given) do places[2 * n - 1], places[2 * n] = stamp, id end
+      redis.call('ZADD', ns .. 'places:' .. key, unpack(places))
+      redis.call('SADD', ns .. 'unbegun:' .. key, unpack(count.given))
+    end
+  end
+  for lane, of in pairs(given.lanes) do
+    redis.call('ZADD', lane_key(of.queue, of.solo), unpack(of.ready))
+    redis.call('ZADD', ns .. 'unbegun_of:' .. lane, unpack(of.late))
+    redis.call('SADD', ns .. 'unbegun_of', lane)
+    redis.call('SADD', ns .. 'queues', of.queue)
+    count_waiting(of.queue, -#of.late / 2)
+    ring('queued', of.queue)
   end
 end
 
 -- A parked job goes on: it is queued, or parked under another key that refuses it, or has expired. Returns 'gone' if it is
 -- to leave the lot, 'left' if it has, and 'stays' if this key refuses it.
 local function go_on(key, limit, id, lane)
-  local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
+  local stored = job(id)
+  local f = redis.call('HMGET', stored, 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
     'due_at', 'wait_until')
   local queue, solo = f[3], f[8] == '1'
   if f[1] ~= 'waiting' or f[2] ~= key then return 'gone' end -- older code has ended it
@@ -155,7 +171,7 @@ local function go_on(key, limit, id, lane)
       return 'left'
     end
   end
-  admit(id, {limits = f[6], rank = tonumber(f[7]), solo = solo, til = f[10]}, queue, needed)
+  admit(id, stored, {queue = queue, limits = f[6], rank = tonumber(f[7]), solo = solo, til = f[10]}, lane, needed)
   return 'gone'
 end
 
@@ -178,10 +194,10 @@ end
 -- Give the places of a key: to the more urgent first, then to those that were due first, of the queues that are served. A
 -- lane that was slow to use its places comes last.
 local function serve(key)
-  local limit = redis.call('HGET', ns .. 'key:' .. key, 'limit')
-  if not limit then return end
+  local count = known_of(key)
+  if not count then return end
+  local limit = count.limit
   local mine, lots, left, went = opened(key, limit), {}, 0, false
-  local count = mine.count
   for _, lane in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
     local queue = queue_of(lane)
     if served(queue) then
@@ -220,7 +236,7 @@ local function serve(key)
     redis.call('ZREM', ns .. 'key_found', key)
     redis.call('HDEL', ns .. 'key:' .. key, 'due')
   end
-  if went and left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes
+  if went and left > 0 and room_of(mine) ~= 0 then keys.look({key}) end -- more than this step takes
   local due
   for _, state in pairs(count.states) do
     local at = waiting > 0 and room_of(state) == 0 and due_of(state)
@@ -271,7 +287,7 @@ end
 local function look_at_keys_of(limit)
   local from, stem = redis.call('HGET', ns .. 'limit_asked', limit), limit:match('^[^{]*')
   local some = redis.call('ZRANGEBYLEX', ns .. 'keys', from and '(' .. from or '[' .. stem, '[' .. stem .. '\255', 'LIMIT', 0, 200)
-  for _, key in ipairs(some) do keys.look(key) end
+  keys.look(some)
   if #some == 200 then return redis.call('HSET', ns .. 'limit_asked', limit, some[200]) end
   redis.call('HDEL', ns .. 'limit_asked', limit)
   redis.call('ZREM', ns .. 'limit_asks', limit)
@@ -312,7 +328,7 @@ for _, some in ipairs({due, later}) do
   for _, key in ipairs(some) do
     redis.call('ZREM', ns .. 'key_dues', key)
     redis.call('ZREM', ns .. 'key_found', key)
-    keys.look(key)
+    keys.look({key})
   end
 end
 for _, key in ipairs(redis.call('ZRANGE', asks, 0, most - 1)) do

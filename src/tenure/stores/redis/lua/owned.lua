@@ -10,7 +10,8 @@ for i = 3, #ARGV, 2 do
     if ARGV[i + 1] == f[1] then
       answers[#answers + 1] = {id, f[1], f[2]}
     else
-      local g, earlier = redis.call('HMGET', job(id), 'facts', 'payload', 'enqueued_at'), past(job(id), f[1])
+      local g = redis.call('HMGET', job(id), 'facts', 'payload', 'enqueued_at', unpack(PAST))
+      local earlier = past(f[1], g, 3)
       answers[#answers + 1] = {id, f[1], f[2], g[1], g[2], g[3], earlier}
       room = room - #g[2] - (earlier[3] and #earlier[3] or 0)
     end
