@@ -22,6 +22,7 @@ import tenure
 from tenure.cli.main import main
 from tenure.core.lifecycle import VERBS, State
 from tenure.django.registry import HAS_TASKS
+from tenure.operations.sinks import KINDS
 
 _NEED_TASKS = {f"tenure.django.{name}" for name in ("backend", "results", "running")}  # Django 6.0: make test-django
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,3 +271,23 @@ def test_each_message_of_the_table_of_messages_is_one_of_the_code() -> None:
 
     longest = (max(_VALUES.split(text), key=len).strip(" :,(") for text in quoted if not _OF_OTHERS.search(text))
     assert [text for text in longest if text not in ours] == []
+
+
+def sources() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("metrics.md", [f" {kind}" for kind in KINDS]),
+        ("metrics.md", [f"`{name}`" for name in re.findall(r'\bRow\(\s*"([\w ]+)"', sources())]),
+        ("operations.md", [f"`{name}`" for name in set(re.findall(r'getLogger\("(tenure[\w.]*)"\)', sources()))]),
+    ],
+    ids=["incidents", "duties", "loggers"],
+)
+def test_a_list_in_a_page_is_complete(page: str, names: list[str]) -> None:
+    text = " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split())
+
+    assert len(names) > 10
+    assert [name for name in names if name not in text] == []

@@ -26,7 +26,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
         ("lifecycle", "More than twenty crashes in all use up the budget", TOTAL_CRASHES, 20),
         ("delivery", "more than twenty in all use up the budget", TOTAL_CRASHES, 20),
         ("limits", "after 30 s without a begin", UNBEGUN_SECONDS, 30),
-        ("limits", "it gives its place back after 5 s", SUSPECT_SECONDS, 5),
+        ("limits", "gives the place back after 5 s", SUSPECT_SECONDS, 5),
         ("limits", "ends one that is *stopped* there after 5 s", IDLE_MS, 5_000),
         ("limits", "more than 8 limits", MOST_KEYS, 8),
         ("limits", "a key of more than 200 characters", MOST_CHARACTERS, 200),

@@ -481,6 +481,17 @@ def test_the_release_before_reads_no_note_and_delivers_each_message_of_a_newer_k
         msgspec.convert(msgspec.json.decode(job.payload)["message"]["data"], OldIncident)
 
 
+def test_a_problem_names_only_the_jobs_that_have_it(scene: Scene) -> None:
+    worker = scene.worker()
+    unfit, patient = put(scene.store), put(scene.store)
+    reasons = {unfit: "arguments fit no worker's code since 10:00:00 UTC: no `to`", patient: "the shop is closed"}
+    for job in claim(scene.store, worker, 2):
+        scene.ends(job, worker, Snoozed(300.0, reasons[job.id]))
+    scene.passes(61)
+
+    assert [problem.jobs for problem in scene.problems("arguments-misfit")] == [(unfit,)]
+
+
 def test_a_sink_gets_the_kind_that_this_release_found(scene: Scene) -> None:
     its_queue_is_paused(scene)
     scene.watch().look()

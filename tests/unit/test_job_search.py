@@ -228,6 +228,15 @@ def test_a_search_with_ages_finds_the_same_jobs_later() -> None:
     assert ask.filter(later, payloads=True).ended_since == NOW - timedelta(hours=2)
 
 
+@pytest.mark.parametrize("end", ["", "2030-01-31T00:00:00Z"])
+def test_what_was_counted_has_no_jobs_that_are_enqueued_after_the_count(end: str) -> None:
+    asks = [JobQuery((), {"until": end} if end else {}), JobQuery((), {"q": f"enqueued<{end}"} if end else {})]
+    for ask in asks:
+        until = ask.fixed(NOW, payloads=True).filter(NOW, payloads=True).enqueued_until
+        assert until is not None
+        assert until <= NOW + timedelta(milliseconds=1)
+
+
 def test_bulk_actions_take_exactly_what_a_search_finds_and_the_trail_hides_the_value(
     store: Store, admin: Admin
 ) -> None:

@@ -18,6 +18,7 @@ from tenure.ports import Landed
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres.admission import Admission
 from tenure.stores.postgres.waiting import HELD_SECONDS
+from waiting import until
 
 PARENTS = 50
 
@@ -191,3 +192,16 @@ def test_a_flow_in_a_transaction_that_is_rolled_back_leaves_nothing(store: Postg
 
     for table in ("jobs", "edges", "asks"):
         assert store._server.fetch(f"SELECT FROM @.{table}") == []
+
+
+def test_a_signal_to_a_job_that_is_just_deleted_finds_no_job(
+    url: str, store: PostgresStore, other: psycopg.Connection
+) -> None:
+    job = put(store)
+    other.execute("DELETE FROM tenure.jobs WHERE id = %s", (job,))
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(url, autocommit=True) as looking:
+        sent = pool.submit(store.signal, job, "approved", "true")
+        until(lambda: looking.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall(), "the signal to wait")
+        other.commit()
+        assert sent.result(30) is None

@@ -1246,7 +1246,9 @@ def test_an_event_says_that_the_store_is_away_and_when_it_is_back(store: Store, 
 def test_who_comes_when_too_many_listen_is_told(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.web.live.MOST_WATCHERS", 0)
 
-    refused(api("GET", "/api/v1/events"), 503)
+    answer = api("GET", "/api/v1/events")
+    refused(answer, 503)
+    assert int(answer.headers["retry-after"]) > 0
 
 
 def test_of_many_that_come_at_once_no_more_listen_than_there_are_places(

@@ -7,6 +7,7 @@ What is asked here does not depend on the store: one is enough, with something o
 # (axe-playwright-python and Chromium's own protocol leave their answers untyped)
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -18,6 +19,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
 from playwright.sync_api import CDPSession, Page, ViewportSize, expect
 
+from conformance.factories import put
 from crash.backends import Place, by_way_of, postgres, redis
 from crash.harness import FULL
 from proxy import Proxy
@@ -198,6 +200,57 @@ def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_th
     expect(log).to_have_attribute("open", "")
     expect(page.get_by_label("Reason (optional)")).to_be_focused()
     expect(page.get_by_label("Reason (optional)")).to_have_value("because")
+
+
+def test_what_a_person_confirms_is_done_or_nothing_is(live: System, visits: Visits) -> None:
+    """While the question stands, somebody else pauses the queue: its button resumes it now."""
+    page = visits(live.url)
+    sign_in(page, ADA)
+    page.goto("/queues")
+    posts = list[str]()
+    page.on("request", lambda request: posts.append(request.url) if request.method == "POST" else None)
+    page.get_by_role("button", name="Pause queue demo").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    live.store.pause("demo", paused=True)
+    try:
+        expect(page.locator('form[action$="/queues/demo/resume"]')).to_have_count(1)
+        dialog.locator("button[value=yes]").click()
+        expect(dialog).to_be_hidden()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        assert posts == []
+        assert "demo" in live.store.paused()
+    finally:
+        live.store.pause("demo", paused=False)
+
+
+def test_what_is_selected_stays_when_the_list_becomes_empty(live: System, visits: Visits) -> None:
+    job = put(live.store, queue="emptied")
+    page = visits(live.url)
+    sign_in(page, ADA)
+    page.goto("/jobs?queue=emptied&state=queued")
+    row = page.locator(f'[data-key="{job}"]')
+    row.get_by_role("checkbox").check()
+
+    live.store.cancel([job], "not wanted")
+
+    expect(page.get_by_text("No job matches")).to_be_visible()
+    expect(row).to_have_class(re.compile("left"))
+    expect(row.get_by_role("checkbox")).to_be_checked()
+    expect(page.locator("[data-chosen]")).to_have_text("1")
+
+
+def test_a_stream_that_says_nothing_for_long_is_opened_again(live: System, visits: Visits) -> None:
+    page = visits(live.url)
+    sign_in(page, ADA)
+    page.clock.install()
+    page.goto("/queues")
+    expect(page.locator("#live")).to_have_text("live")
+
+    with page.expect_request(lambda request: "/live?" in request.url):
+        page.clock.fast_forward(41_000)
+
+    expect(page.locator("#live")).to_have_text("live")
 
 
 def _move(live: System, stocked: Stock, page: Page, *, times: int) -> None:

@@ -36,6 +36,7 @@ from tenure import Secret, Tenure
 from tenure.config import Settings, load
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
+from tenure.errors import StoreAway
 from tenure.maintenance import orders
 from tenure.maintenance.orders import Frame, Stack, Trace
 from tenure.notifiers.poll import PollNotifier
@@ -586,6 +587,36 @@ def test_a_job_runs_again_with_edited_arguments_and_keeps_what_they_were(web: We
     text = said(web.get(to))
     assert "tom changed them" in text
     assert '"old": [ 1 ]' in text
+
+
+@pytest.mark.parametrize(("before", "after"), [("[1]", "[true]"), ('{"dry": 0}', '{"dry": false}'), ("[1]", "[1.0]")])
+def test_an_edit_that_python_takes_for_the_same_value_is_an_edit(
+    web: Web, store: Store, before: str, after: str
+) -> None:
+    job_id = bring(store, State.DEAD, task="of_another_app", payload=f'{{"old": {before}}}').job_id
+
+    web.by("tom").post(f"/jobs/{job_id}/edit", **{"value:old": after})
+
+    assert json.dumps(stored(store, job_id)["old"]) == after
+
+
+def test_a_search_of_dead_letters_that_is_not_understood_stays_in_its_field(web: Web, store: Store) -> None:
+    dead_with(store, "{}")
+
+    page = web.get("/dead?q=foo%3Dbar")
+
+    assert 'value="foo=bar"' in page
+    assert "foo" in said(page)
+    assert "No dead letter" not in said(page)
+
+
+def test_only_a_page_can_be_tried_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise StoreAway("nobody listens")
+
+    monkeypatch.setattr(SqliteStore, "pause", away)
+
+    assert "Try again" not in web.refused("/queues/default/pause", 503)
 
 
 def test_secrets_are_kept_as_they_are_unless_they_are_replaced(web: Web, store: Store) -> None:

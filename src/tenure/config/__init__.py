@@ -113,7 +113,12 @@ SETTINGS: tuple[Setting, ...] = (
         "The notifier: auto (the store's own), poll, nats://host:port?ack_wait=10m, redis://… or a direct postgresql://…",
     ),
     Setting("app", None, values.plain, "The app that defines the tasks: module[:attribute]."),
-    Setting("queues", None, values.queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
+    Setting(
+        "queues",
+        None,
+        values.queues,
+        "Queues to work on, each served first in turn: analysis=2,default (=2: at most two slots).",
+    ),
     Setting(
         "concurrency", "5", partial(values.whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."
     ),

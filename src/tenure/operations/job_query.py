@@ -89,7 +89,7 @@ class JobQuery:
             rest["q"] = job_search.fixed(rest["q"], now)
         if where.enqueued_since is not None:
             rest["since"] = where.enqueued_since.isoformat()
-        rest["until"] = (where.enqueued_until or now + timedelta(milliseconds=1)).isoformat()
+        rest["until"] = min(filter(None, (where.enqueued_until, now + timedelta(milliseconds=1)))).isoformat()
         return replace(self, rest=rest)
 
     def left_for(self, verb: Verb) -> str:

@@ -360,26 +360,28 @@ def _of_misfits(facts: _Facts) -> Iterator[Problem]:
     waiting = facts.store.search(Filter(states=frozenset({State.SCHEDULED})), limit=MOST_READ, within=MOST_LOOKED_AT)
     uncharged = [job for job in waiting.jobs if job.attempt > job.failures + job.crashes]
     old = [job for job in uncharged if job.task != TASK and facts.age(job.enqueued_at) > facts.patience]
-    told = set[str]()
-    for job in old[:MOST_OPEN]:
-        if job.task in told:
-            continue
-        last = max(facts.store.attempts(job.id), key=lambda each: each.attempt, default=None)
-        if last is None or last.attempt != job.attempt:
-            continue
-        for begins, kind, fix in _UNFIT:
-            if not last.error.startswith(begins):
-                continue
-            told.add(job.task)
+    lasts = [(job, _last_error(facts, job)) for job in old[:MOST_OPEN]]
+    for begins, kind, fix in _UNFIT:
+        unfit: dict[str, list[tuple[JobView, str]]] = {}
+        for job, error in lasts:
+            if error.startswith(begins):
+                unfit.setdefault(job.task, []).append((job, error))
+        for task, jobs in unfit.items():  # without those of the task that wait for another reason
+            job, error = jobs[0]
             yield Problem(
                 kind,
-                job.task,
-                f"jobs of {job.task} wait, {job.id} among them: {'their ' * (begins is MISFIT)}{_line(last.error)}",
+                task,
+                f"jobs of {task} wait, {job.id} among them: {'their ' * (begins is MISFIT)}{_line(error)}",
                 fix=fix,
                 remedy="promote",
-                task=job.task,
-                jobs=tuple(each.id for each in old if each.task == job.task),
+                task=task,
+                jobs=tuple(each.id for each, _ in jobs),
             )
+
+
+def _last_error(facts: _Facts, job: JobView) -> str:
+    last = max(facts.store.attempts(job.id), key=lambda each: each.attempt, default=None)
+    return "" if last is None or last.attempt != job.attempt else last.error
 
 
 def named(names: Iterable[str]) -> str:

@@ -156,8 +156,9 @@ class _Answers:
         if user is not None:
             view = View(self._site, user, path, dict(request.query_params), request.query_params, {})
             try:
+                again, session = request.method == "GET", request.state.session
                 html = self._renderer.problem(
-                    view, said.status, said.title, said.detail, root, session=request.state.session
+                    view, said.status, said.title, said.detail, root, again=again, session=session
                 )
                 csrf: str = getattr(request.state, "csrf", "")
                 return HTMLResponse(html.replace(CSRF, csrf), said.status, dict(said.headers))

@@ -33,6 +33,8 @@ _ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the proce
 STILL_THERE = 15.0  #: seconds without an event after which a comment is sent as a keep-alive
 LIFE = 900.0  #: seconds after which a stream ends; the browser reconnects, and its rights are checked again
 KEEP_ALIVE = ": still there\n\n"
+#: The same for pages: a script sees no comment, and no error where a line was cut without a word.
+STILL = "event: still\ndata: {}\n\n"
 RETRY = "retry: 1000\n\n"
 
 
@@ -46,7 +48,8 @@ class Places:
     def one(self) -> Generator[None]:
         """A place, held from the start of a response to its end. Raises Problem if all are taken."""
         if self.taken >= MOST_WATCHERS:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
+            says, later = f"{MOST_WATCHERS} streams are open already", {"Retry-After": "5"}
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", says, later)
         self.taken += 1
         try:
             yield
@@ -111,14 +114,20 @@ class Feeds:
         def look() -> dict[str, str]:
             return {name: json.dumps(html) for name, html in self.renderer.blocks(page, view, root).items()}
 
-        return self.stream(key, look, page.every, csrf)
+        return EventStream(self.places, self.watch(key, look, page.every, csrf, still=STILL))
 
-    def stream(self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = "") -> EventStream:
+    def stream(self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float) -> EventStream:
         """The response with the events of `watch`."""
-        return EventStream(self.places, self.watch(key, look, every, csrf))
+        return EventStream(self.places, self.watch(key, look, every))
 
     async def watch(
-        self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = ""
+        self,
+        key: Hashable,
+        look: Callable[[], Mapping[str, str]],
+        every: float,
+        csrf: str = "",
+        *,
+        still: str = KEEP_ALIVE,
     ) -> AsyncGenerator[str]:
         """Events with the changed values of `look`, as JSON by name. Watchers with the same key share its calls."""
         watcher, ends = _Watcher(), monotonic() + LIFE
@@ -135,7 +144,7 @@ class Feeds:
                     async with asyncio.timeout(STILL_THERE):
                         await watcher.rung.wait()
                 except TimeoutError:
-                    yield KEEP_ALIVE
+                    yield still
                     continue
                 watcher.rung.clear()
                 news, watcher.news = watcher.news, {}

@@ -186,10 +186,21 @@ class Renderer:
     def _navigation(self, view: View) -> list[Page]:
         return [page for page in self.pages if page.title and (page.path != "/try" or view.site.demo)]
 
-    def problem(self, view: View, status: int, title: str, detail: str, root: str, *, session: bool = False) -> str:
+    def problem(
+        self,
+        view: View,
+        status: int,
+        title: str,
+        detail: str,
+        root: str,
+        *,
+        again: bool,
+        session: bool = False,
+    ) -> str:
+        """The page of an error. `again`: its address is that of a page, which may be tried again."""
         _root.set(root)
         shown = {"view": view, "status": status, "title": title, "detail": detail, "navigation": self._navigation(view)}
-        return self._env.get_template("problem.html").render(shown, flash="", page=None, session=session)
+        return self._env.get_template("problem.html").render(shown, again=again, flash="", page=None, session=session)
 
 
 def match(pages: Sequence[Page], site: Site, user: User, at: str) -> tuple[Page, View] | None:

@@ -103,10 +103,12 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
     def _signal(
         self, connection: Connection, job_id: str | None, key: str, value: str, *, replace: bool
     ) -> Answer | None:
-        # The row of the job is not locked: whichever commits last, this or its suspension, its ask sees both.
+        # Whichever commits last, this or the suspension of the job, its ask sees both. Only a delete has to wait.
         state = State.WAITING
         if job_id is not None:
-            found = connection.execute(self._sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()
+            found = connection.execute(
+                self._sql("SELECT state FROM @.jobs WHERE id = %s FOR KEY SHARE"), (job_id,)
+            ).fetchone()
             if found is None:
                 return None
             state = State(found[0])
@@ -114,10 +116,12 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
                 return too_late(state)
         sql, owner = (SENT_TO_ALL, ()) if job_id is None else (SENT, (job_id,))
         sent = sql.format(standing=_REPLACE if replace else "NOTHING")
-        if not connection.execute(self._sql(sent), (*owner, key, value)).rowcount:
-            table, mine = ("shared_signals", "true") if job_id is None else ("signals", "job_id = %s")
-            before = f"SELECT sent_at FROM @.{table} WHERE {mine} AND key = %s"
-            return sent_before(key, connection.execute(self._sql(before), (*owner, key)).fetchall()[0][0])
+        table, mine = ("shared_signals", "true") if job_id is None else ("signals", "job_id = %s")
+        before = f"SELECT sent_at FROM @.{table} WHERE {mine} AND key = %s"
+        while not connection.execute(self._sql(sent), (*owner, key, value)).rowcount:
+            standing = connection.execute(self._sql(before), (*owner, key)).fetchone()
+            if standing is not None:  # else it was forgotten since
+                return sent_before(key, standing[0])
         connection.execute(self._sql("INSERT INTO @.asks (item) VALUES (%s)"), (job_id or key,))
         return Landed(state)
 

@@ -105,8 +105,14 @@
 
   // Selected rows stay, after the others, when their jobs leave the list: an action is taken on what was selected.
   function keepChosen(place, next) {
-    const rows = $("tbody", next);
-    if (!rows) return;
+    let rows = $("tbody", next);
+    if (!rows) { // the list is empty now: its table comes back for the selected rows
+      if (!$('tbody input[name="id"]:checked', place)) return;
+      const list = $(".list", place).cloneNode(true);
+      rows = $("tbody", list);
+      rows.replaceChildren();
+      next.prepend(list);
+    }
     const listed = new Set([...rows.children].map(keyOf));
     for (const box of $$('tbody input[name="id"]:checked', place)) {
       const row = box.closest("tr");
@@ -134,9 +140,9 @@
 
   // ── The stream ──
   const sign = $("#live"), pause = $("#pause"), trouble = $("#trouble");
-  const HIDDEN_FOR = 30000, QUIET_FOR = 4000, LONGEST = 10000;
+  const HIDDEN_FOR = 30000, QUIET_FOR = 4000, SILENT_FOR = 40000, LONGEST = 10000;
   const fresh = new Map(); // the newest version of each block, until the next frame
-  let stream = null, paused = false, over = false, tries = 0, retry = 0, hide = 0, worry = 0, frame = 0;
+  let stream = null, paused = false, over = false, tries = 0, retry = 0, hide = 0, worry = 0, silence = 0, frame = 0;
 
   function show(state, says) {
     sign.dataset.state = state;
@@ -186,7 +192,9 @@
     if (stream || paused || over) return;
     clearTimeout(retry);
     stream = new EventSource(`${body.dataset.root}/live?at=${encodeURIComponent(body.dataset.liveAt)}`);
+    stream.addEventListener("still", heard);
     stream.onmessage = (event) => {
+      heard();
       tries = 0;
       clearTimeout(worry);
       worry = 0;
@@ -194,17 +202,26 @@
       take(JSON.parse(event.data));
     };
     stream.onerror = lost;
+    heard();
+  }
+
+  // A line that is cut without a word, as when a laptop slept, raises no error.
+  function heard() {
+    clearTimeout(silence);
+    silence = setTimeout(lost, SILENT_FOR);
   }
 
   function close() {
     stream?.close();
     stream = null;
     clearTimeout(retry);
+    clearTimeout(silence);
     clearTimeout(worry);
     worry = 0;
   }
 
   function lost() {
+    clearTimeout(silence);
     stream.close();
     stream = null;
     // A stream ends every 15 minutes, and reconnects at once: that is not worth a message.
@@ -265,11 +282,12 @@
     const sentence = button?.dataset.confirm ?? form.dataset.confirm;
     if (!sentence || asked === form) { asked = null; return; }
     event.preventDefault();
+    const to = form.action;
     $("#confirm-says").textContent = sentence.replace("{n}", String(chosen(form).length));
     dialog.returnValue = "";
     dialog.onclose = () => {
       if (dialog.returnValue !== "yes") return;
-      if (!form.isConnected) return; // the page has changed
+      if (!form.isConnected || form.action !== to) return; // the page has changed: it may do the opposite now
       asked = form;
       form.requestSubmit(button?.isConnected ? button : undefined);
     };

@@ -7,20 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from tenure.core.lifecycle import GUARD, State
+from tenure.errors import InvalidOption
 from tenure.operations.error_groups import ErrorGroups
 from tenure.operations.job_query import JobQuery
 from tenure.ports import Filter
 from tenure.web.pages import Action, Page, View, here
-from tenure.web.views.jobs import search, shown, verbs
+from tenure.web.views.jobs import Listed, search, shown, verbs
 
 PER_MINUTE = 60  #: proposed for the replay of a group
 
 
 def _look(view: View) -> Mapping[str, Any]:
-    ask = _asked(view)
-    found = search(view, ask, view.query.get("cursor") or None)
+    ask, problem, found = _asked(view), "", Listed()
+    try:
+        found = search(view, ask, view.query.get("cursor") or None)
+    except InvalidOption as error:
+        problem = str(error)
     return {
         "ask": ask,
+        "problem": problem,
         "errors": view.site.memo.get(("dead", ask.rest["guards"]), lambda: _errors(view, ask), fresh=2.0),
         "per_minute": PER_MINUTE,
         **shown(view, found),

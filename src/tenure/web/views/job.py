@@ -355,7 +355,7 @@ def _read(each: Editable, before: Mapping[str, object], put: dict[str, object]) 
         return each._replace(problem=str(error))
     if each.hidden and STARS in each.text:
         return each._replace(problem=f"it still contains {STARS}: replace it with the actual value")
-    if each.hidden or value != before[each.name] or type(value) is not type(before[each.name]):
+    if each.hidden or _encode(value) != _encode(before[each.name]):  # in Python 1 == True, also inside of a list
         put[each.name] = value
     return each
 
