@@ -518,6 +518,8 @@ def test_jobs_are_found_by_what_is_in_them(run: Run, store: Store) -> None:
         code, _, error = run("jobs", "cancel", "--where", nothing, "--yes")
         assert (code, "expected a" in error) == (2, True), nothing
         assert run("dead", "delete", "--where", nothing, "--yes")[0] == 2
+    for nothing in ("", " "):
+        assert run("jobs", "cancel", "--state", "queued", "--text", nothing, "--yes")[0] == 2
     assert found() >= {mail, dead}
     assert run("jobs", "cancel", "--where", "args.user=4711", "--yes")[0] == 0
     assert found("--state", "cancelled") == {mail}
@@ -779,6 +781,33 @@ def test_queues_are_paused_and_resumed(run: Run, store: Store) -> None:
     (queue,) = json.loads(run("queues", "list", "--json")[1])
     assert queue["pause"]["why"] == "no paper"
     assert run("queues", "resume", "default")[1] == "queue default is running\n"
+
+
+def test_to_resume_a_queue_of_a_wrong_name_says_so(run: Run, store: Store) -> None:
+    put(store, queue="letters")
+    run("queues", "pause", "letters")
+
+    code, out, err = run("queues", "resume", "leters")
+
+    assert (code, out) == (0, "queue leters was already running\n")
+    assert "did you mean letters?" in err
+
+
+def test_a_file_in_a_folder_that_is_not_ours_to_enter_is_told(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = Path.stat
+
+    def refused(path: Path, **options: Any) -> os.stat_result:
+        if "private" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+
+    code, _, err = run("jobs", "list", "--url", f"sqlite:///{folder}/private/tenure.db")
+
+    assert (code, err) == (1, f"{folder}/private/tenure.db can't be reached: Permission denied\n")
 
 
 def test_a_queue_that_nothing_has_is_not_paused(run: Run, store: Store) -> None:

@@ -185,6 +185,17 @@ def test_a_flow_is_cancelled(run: Run, store: Store) -> None:
     assert (code, said.startswith("no flow nowhere in sqlite:///")) == (1, True)
 
 
+def test_a_signal_is_encrypted_by_the_app_of_the_settings(run: Run, folder: Path, store: Store) -> None:
+    app = APP.replace("Tenure()", "Tenure(codec=AesSiv(AesSiv.new_key()))")
+    (folder / "shop.py").write_text(f"from tenure.codecs import AesSiv\n{app}")
+    job_id = waiting_for(store, "own:approved")
+
+    assert run("signals", "send", job_id, "approved", '{"by":"ada-lovelace"}')[0] == 0
+
+    (sent,) = store.signals(job_id)
+    assert "ada-lovelace" not in sent.value
+
+
 def test_a_signal_is_checked_sent_and_listed(run: Run, store: Store) -> None:
     job_id = waiting_for(store, "own:approved")
     assert run("signals", "list", job_id[-8:])[1].startswith("waits for  approved, without a time-out\n")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tenure.cli.output import pairs, print_error, print_line, show_json, table, visible
+from tenure.stores.sqlite import SqliteStore
 
 EVIL = "red \x1b[31m \x9b2J \x1b]0;title\x07 back\u202espace\x7f\r"
 
@@ -68,3 +69,15 @@ def test_an_output_that_takes_nothing_is_a_sentence_and_no_traceback(
     assert "Traceback" not in done.stderr
     assert says in done.stderr
     assert done.returncode == (1 if says else 0)
+
+
+def test_a_question_without_a_standard_input_is_not_asked(tmp_path: Path) -> None:
+    code = "from tenure.cli.main import run; run()"
+    words = ["jobs", "cancel", "--state", "queued", "--url", f"sqlite:///{tmp_path}/tenure.db"]
+    SqliteStore(str(tmp_path / "tenure.db")).open()
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", code, *words]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, "use --yes" in done.stderr) == (2, True), done.stderr

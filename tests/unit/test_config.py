@@ -209,6 +209,20 @@ def test_redacting_hides_the_password_and_leaves_the_rest(url: str, shown: str) 
     assert redact(url) == shown
 
 
+@pytest.mark.parametrize(
+    ("url", "relative"),
+    [
+        ("sqlite:///tenure.db", True),
+        ("sqlite:///./tenure.db", True),
+        ("sqlite:////srv/tenure.db", False),
+        ("sqlite:////srv//./tenure.db", False),
+        ("sqlite:///:memory:", False),
+    ],
+)
+def test_a_path_is_relative_only_if_it_has_no_slash_in_front(folder: Path, url: str, relative: bool) -> None:
+    assert settle(folder, {"TENURE_URL": url}).relative_url is relative
+
+
 def test_a_misspelt_variable_is_warned_of_once_with_the_nearest_name(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
+from conformance.factories import identity
 from tenure import Ended, Fail, FlowHandle, Job, JobHandle, Secret, Tenure, outputs
 from tenure.core.lifecycle import State
-from tenure.errors import BadData, InvalidArguments, InvalidOption, JobFailed, StoreError, TenureError, UnknownJob
+from tenure.errors import (
+    BadData,
+    InvalidArguments,
+    InvalidOption,
+    JobFailed,
+    StoreError,
+    TenureError,
+    UnknownJob,
+    UnknownTask,
+)
 from tenure.stores.rules import is_id
 from tenure.tasks.placeholders import marker, split
 
@@ -167,6 +177,16 @@ def test_tasks_by_name_are_steps_too() -> None:
         assert text.handle.result("0s") == "p3"
         assert queue._store.get(str(far.handle.id)).payload == '{"cents":5,"text":{"$output":0}}'  # type: ignore[union-attr]
         assert queue._store.inputs(str(far.handle.id))[0].result == '"p3"'
+
+
+def test_a_step_by_name_is_checked_against_what_workers_have_registered() -> None:
+    with jobs.testing(elsewhere=["bill"]) as queue, jobs.flow("by name") as flow:
+        text = flow.add(render.bind(1))
+        queue._store.register(identity(tasks=("bill",)))
+        far = jobs.bind("bill", {"text": text.output})
+        with pytest.raises(UnknownTask):
+            jobs.bind("bil", {"text": text.output})
+        flow.add(far)
 
 
 def test_no_outputs_are_an_empty_list() -> None:

@@ -19,6 +19,7 @@ from tenure.config import Settings, load
 from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, StoreAway, TenureError, WouldBlock
+from tenure.guards import command
 from tenure.guards import run as guarded
 from tenure.guards.guard import Guard
 from tenure.guards.run import GuardedRun, declared
@@ -689,3 +690,18 @@ def test_bad_input_ends_with_2_and_a_sentence(
 
     out, err = capsys.readouterr()
     assert (out, says in err) == ("", True)
+
+
+def test_output_is_held_back_in_memory_where_no_temporary_folder_can_be_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+
+    held = command._buffer()
+    with Path(held).open("w+b") as file:
+        file.write(b"done")
+        file.seek(0)
+        assert file.read() == b"done"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def nothing() -> None: ...
 # ── what is given back ──
 
 
-@pytest.mark.parametrize(("fn", "answer"), [(receipt, RECEIPT), (pair, (3, "three")), (nothing, None)])
+@pytest.mark.parametrize(
+    ("fn", "answer"), [(receipt, RECEIPT), (partial(receipt), RECEIPT), (pair, (3, "three")), (nothing, None)]
+)
 def test_the_first_result_is_given_to_whoever_repeats_as_its_annotation_says(
     jobs: Tenure, fn: Callable[[], Any], answer: object
 ) -> None:

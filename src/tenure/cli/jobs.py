@@ -78,6 +78,8 @@ class Where:
         """Raises InvalidOption."""
         if self.where is not None and not self.where.strip():  # it would mean all jobs
             raise InvalidOption("--where: expected a search, such as args.user=4711, got nothing")
+        if self.text is not None and not self.text.strip():  # the same
+            raise InvalidOption("--text: expected a text, got nothing")
         bounds = {"<": "since", ">": "until"}
         spans = [  # in quotes: a time may have a space
             f'enqueued{sign if _is_age(text) else _OTHER[sign]}"{text.replace(chr(34), "")}"'

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, plain, show_json, table
+from tenure.cli.output import ago, brief, plain, print_error, show_json, table
 from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.config import valid_name
 from tenure.core.lifecycle import State
+from tenure.errors import UnknownQueue
 from tenure.operations.queues import Pause, health
 from tenure.ports import QueueView
 
@@ -78,6 +79,11 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
     """Let workers claim from a paused queue again."""
     with admin_of(shared) as admin:
         changed = admin.queues.resume(name)
+        if not changed:
+            try:
+                admin.queues.check_known(name)
+            except UnknownQueue as error:  # the one that is paused may have another name
+                print_error(str(error))
     return _turned(shared, name, "running", changed=changed)
 
 

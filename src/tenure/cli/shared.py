@@ -95,13 +95,23 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 
     store = open_store(settings)
     path = Path(store.url.removeprefix("sqlite:///"))
-    if store.url.startswith("sqlite:///") and not may_create and not path.exists():
+    if store.url.startswith("sqlite:///") and not may_create and not _exists(path):
         raise TenureError(
             f"there is no {path} yet: nothing was ever enqueued there. "
             "Is the store elsewhere? Set --url or TENURE_URL. "
             "To start: tenure worker MODULE, or tenure demo."
         )
     return store
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # one of its folders is not ours to enter
+        raise TenureError(f"{path} can't be reached: {error.strerror}") from error
+    return True
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -63,6 +64,9 @@ def send(
     wanted = ("JSON",) if shared_key is not None else ("JOB", "NAME", "JSON")
     if len(words) != len(wanted):
         raise InvalidOption(f"send: expected {' '.join(wanted)}, got {' '.join(words) or 'nothing'}")
+    from tenure.app.processes import app_named
+
+    shared = replaced(shared, app=app_named(shared.app))  # also from the settings: its codec has to seal the value
     if shared_key is not None:
         with admin_of(shared) as admin:
             says = admin.signals.send_shared(shared_key, words[0], replace=replace)
@@ -77,6 +81,4 @@ def send(
 
 def _check(shared: Shared, task: str, name: str) -> Callable[[str], object] | None:
     """A check by what the task declares; None: no app is named, or it does not have the task."""
-    from tenure.app.processes import app_named
-
-    return None if app_named(shared.app) is None else check_of(app_of(shared, None).tasks.find(task), name)
+    return None if shared.app is None else check_of(app_of(shared, None).tasks.find(task), name)

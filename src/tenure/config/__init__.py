@@ -344,7 +344,8 @@ def load(
     resolved["tokens"] = resolved["tokens"] or ()
     resolved["hosts"] = resolved["hosts"] or ()
     resolved["runtime_dir"] = folder / (resolved["runtime_dir"] or _runtime_dir(environment))
-    relative = given_url.startswith("sqlite:///") and given_url != resolved["url"]
+    changed = given_url != resolved["url"]  # also `//` and `/./`, in a path that is absolute
+    relative = changed and given_url.startswith("sqlite:///") and not given_url.startswith("sqlite:////")
     return Settings(**resolved, sources=sources, relative_url=relative)
 
 
@@ -367,7 +368,7 @@ def _fixed(url: str, folder: Path) -> str:
 
 
 def _read_dotenv(path: Path) -> dict[str, str]:
-    if not path.is_file():
+    if not Path(path).is_file():  # in a folder that is not ours to enter there is none, for us
         return {}
     from dotenv import dotenv_values
 

@@ -49,6 +49,15 @@ _boot = system_clock().boot
 # ── Before it starts ────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _buffer() -> int:
+    """A file without a name; in memory, where no folder for temporary files can be written to."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            return os.dup(file.fileno())
+    except OSError:
+        return os.memfd_create("tenure-output")
+
+
 class _Output:
     """One output of the command, or both: the command writes to `theirs`, and from there it is copied to ours."""
 
@@ -57,9 +66,7 @@ class _Output:
         self._tail = b""
         self._pump: threading.Thread | None = None
         if quiet:  # a file: it is not passed on now, and background processes can still write to it
-            with tempfile.TemporaryFile() as file:
-                self._read = os.dup(file.fileno())
-            self.theirs = self._read
+            self._read = self.theirs = _buffer()
         else:
             self._read, self.theirs = os.pipe()
 

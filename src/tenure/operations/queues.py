@@ -172,8 +172,8 @@ class Queues:
             names = sorted(known - {GUARD})[:_NAMED]
             which = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}."
             raise UnknownQueue(
-                f"no job, worker or schedule of this store has a queue named {name!r}; {which} To pause it before its "
-                "first job: tenure queues pause NAME --unchecked, or ?unchecked=true in the API"
+                f"no job, worker or schedule of this store has a queue named {name!r}; {which} A queue is "
+                "paused before its first job with tenure queues pause NAME --unchecked, or ?unchecked=true in the API"
             )
 
     # ── acting ──

@@ -72,7 +72,7 @@ class ByName:
         refuse_on_loop("jobs.bind(…)", "await jobs.abind(…)")
         job = job_of(self, task, args, options)
         if not unchecked and self.tasks.find(task) is None:
-            self.client().check_registered(task, job.draft().queue, self.tasks.names)
+            self.client().check_registered(task, job.of.queue, self.tasks.names)
         return job
 
     async def abind(
@@ -89,7 +89,7 @@ class ByName:
         if not unchecked and self.tasks.find(task) is None:
             from asyncio import to_thread
 
-            await to_thread((await self.aclient()).check_registered, task, job.draft().queue, self.tasks.names)
+            await to_thread((await self.aclient()).check_registered, task, job.of.queue, self.tasks.names)
         return job
 
     def enqueue(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from string import Formatter
 from typing import (
@@ -293,6 +293,8 @@ async def _wait_for(answer: Awaitable[T]) -> T:
 
 
 def returned(fn: Callable[[], object]) -> Any:
+    while isinstance(fn, partial):  # its own hints are those of `partial`
+        fn = cast("partial[object]", fn).func
     try:
         kind = get_type_hints(fn).get("return", Any)
     except (NameError, TypeError):
