@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.factories import put
 from tenure.cli.output import pairs, print_error, print_line, show_json, table, visible
 from tenure.stores.sqlite import SqliteStore
 
@@ -74,7 +75,10 @@ def test_an_output_that_takes_nothing_is_a_sentence_and_no_traceback(
 def test_a_question_without_a_standard_input_is_not_asked(tmp_path: Path) -> None:
     code = "from tenure.cli.main import run; run()"
     words = ["jobs", "cancel", "--state", "queued", "--url", f"sqlite:///{tmp_path}/tenure.db"]
-    SqliteStore(str(tmp_path / "tenure.db")).open()
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.open()
+    put(store)
+    store.close()
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-c", code, *words]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 

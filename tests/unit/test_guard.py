@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -701,7 +702,7 @@ def test_output_is_held_back_in_memory_where_no_temporary_folder_can_be_written_
     monkeypatch.setattr("tempfile.TemporaryFile", refused)
 
     held = command._buffer()
-    with Path(held).open("w+b") as file:
+    with os.fdopen(held, "w+b") as file:
         file.write(b"done")
         file.seek(0)
         assert file.read() == b"done"
