@@ -608,6 +608,7 @@ def test_a_search_of_dead_letters_that_is_not_understood_stays_in_its_field(web:
     assert 'value="foo=bar"' in page
     assert "foo" in said(page)
     assert "No dead letter" not in said(page)
+    assert "all that match" not in said(page)
 
 
 def test_only_a_page_can_be_tried_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
