@@ -810,6 +810,24 @@ def test_a_file_in_a_folder_that_is_not_ours_to_enter_is_told(
     assert (code, err) == (1, f"{folder}/private/tenure.db can't be reached: Permission denied\n")
 
 
+@pytest.mark.parametrize("name", [".env", "pyproject.toml"])
+def test_settings_in_a_folder_that_is_not_ours_to_enter_are_none(
+    run: Run, store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    monkeypatch.delenv("TENURE_APP")
+
+    assert run("jobs", "list")[0] == 0
+    assert run("tasks")[2].startswith("no app: name its module")
+
+
 def test_a_queue_that_nothing_has_is_not_paused(run: Run, store: Store) -> None:
     put(store, queue="letters")
 

@@ -55,7 +55,7 @@ def _app_of_pyproject() -> str | None:
 
     for folder in (Path.cwd(), *Path.cwd().parents):
         path = folder / "pyproject.toml"
-        if Path(path).is_file():  # False in a folder that is not ours to enter
+        if config.is_file(path):
             try:
                 tool: Any = tomllib.loads(path.read_text("utf-8")).get("tool")
             except (ValueError, OSError) as error:  # not TOML, not UTF-8, not ours to read

@@ -367,8 +367,16 @@ def _fixed(url: str, folder: Path) -> str:
     return _FILE_QUERY.sub(lambda found: f"{found[1]}{quote(str(folder))}/{found[2]}", url)
 
 
+def is_file(path: Path) -> bool:
+    """False also in a folder that is not ours to enter, where pathlib raises before Python 3.14."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
+
+
 def _read_dotenv(path: Path) -> dict[str, str]:
-    if not Path(path).is_file():  # in a folder that is not ours to enter there is none, for us
+    if not is_file(path):
         return {}
     from dotenv import dotenv_values
 
