@@ -72,6 +72,7 @@ def test_no_lease_outlives_its_host_s_boot(world: World) -> None:
     store = world.store()
 
     assert store.claim(lease.worker_id, {"default": 1}, 1) == []
+    assert [row.expires_at < store.now() for row in store.workers()] == [True]
     begun = draft(queue=GUARD)
     assert store.change([Change(schedule=guard, drafts=(begun,), owner=lease.worker_id)]) == [False]
     assert store.declare_expired(witness=lease.worker_id) == frozenset()

@@ -938,8 +938,11 @@ def test_check_is_content_with_a_healthy_store_only(run: Run, store: Store) -> N
     assert findings["workers"]["ok"]
 
 
-def test_check_names_jobs_that_nobody_works_on(run: Run, store: Store) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_check_names_jobs_that_nobody_works_on(lost: bool, run: Run, store: Store) -> None:
     put(store)
+    if lost:  # nothing has declared it dead
+        start(store, boot_id="before")
 
     code, out, _ = run("check")
 

@@ -7,23 +7,23 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from conformance.factories import World, claim, claim_one, finish, look, put, running, start
+from conformance.factories import World, claim, claim_one, draft, finish, look, put, running, start
 from conformance.scene import Scene
 from tenure import Job, Tenure
 from tenure.app.backends import new_alarm, shown
 from tenure.codecs import AesSiv
 from tenure.core.clock import Clock, system_clock
-from tenure.core.lifecycle import Completed, Failed, Released, Snoozed, State
+from tenure.core.lifecycle import GUARD, Completed, Failed, Lease, Released, Snoozed, State
 from tenure.core.sealed import MARK, is_sealed
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, Locked, StoreAway
 from tenure.events import LOST, NO_KEY, NOT_FETCHED, UNKNOWN_TASK
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.operations.alerts import open_incidents
+from tenure.operations.alerts import _undelivered, open_incidents
 from tenure.operations.job_search import parsed
 from tenure.operations.jobs import JobReads
 from tenure.ports import (
@@ -330,7 +330,8 @@ def test_without_the_key_people_see_that_a_value_is_encrypted_and_cannot_edit_it
             reader.get(job_id).payload
             == f'"encrypted: it needs the key {AesSiv(NEW).key}, which this process does not have"'
         )
-        assert search(reader, "args.text=needle") == []
+        for text in ("args.text=needle", "args~key", "error~process", "key"):  # words of what is shown instead
+            assert search(reader, text) == []
         with pytest.raises(InvalidArguments, match="its arguments are encrypted"):
             reader.replay_edited(job_id, {"text": "thread"})
 
@@ -481,6 +482,38 @@ def test_rotation_leaves_what_the_engine_says(why: str) -> None:
     assert done.written == 0
     assert look(store, cancelled).error == "not wanted"
     assert store.attempts(unknown.job_id)[0].error == f"{why} 'x'"
+
+
+def test_rotation_leaves_the_engine_s_own_jobs_and_what_is_kept_of_a_command() -> None:
+    """They are delivered, and read, where no app names the codec."""
+    store, now = MemoryStore(), datetime.now(UTC)
+    alert = put(store, queue="tenure.alerts", task="tenure.alert", payload='{"sink":"hook"}')
+    guard = start(store, runner="guard", queues=(GUARD,))
+    drafts = (draft(queue=GUARD, payload='{"command":"backup.sh"}'),)
+    made = Schedule(name="s", rule="@daily", kind="guard", command="backup.sh", last_error="exit status 3")
+    assert store.change([Change(schedule=made, drafts=drafts, owner=guard)])
+    backup = drafts[0].id
+    finish(store, Lease(backup, 1, guard), Failed("exit status 3", final=True))
+    tick = Tick(
+        schedule="s", tick=now, cause="tick", decided_at=now, status="failure", why="exit status 3", job_id=backup
+    )
+    (stands,) = store.schedules()
+    assert store.change([Change(schedule=stands.schedule, ticks=(tick,))])
+    before = repr([store.get(alert), store.get(backup), store.attempts(backup), store.ticks("s"), store.schedules()])
+
+    *_, done = rotate(store, AesSiv([NEW]))
+
+    assert done.written == 0
+    after = repr([store.get(alert), store.get(backup), store.attempts(backup), store.ticks("s"), store.schedules()])
+    assert after == before
+
+
+def test_an_alert_that_an_earlier_release_encrypted_stops_no_other() -> None:
+    store = MemoryStore()
+    put(sealed(store, AesSiv([NEW])), queue="tenure.alerts", task="tenure.alert", payload='{"sink":"hook"}')
+    readable = put(store, queue="tenure.alerts", task="tenure.alert", payload='{"sink":"hook"}')
+
+    assert _undelivered(shown(store), {"hook": cast("Any", None)}) == {readable}
 
 
 def test_a_job_that_ends_during_a_rotation_keeps_its_result() -> None:

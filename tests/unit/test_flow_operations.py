@@ -281,6 +281,26 @@ def test_a_job_is_skipped_unless_its_result_is_an_argument(
         admin.flows.skip(["nowhere"])
 
 
+@pytest.mark.parametrize("shown_as", ['"encrypted: it needs the key k"', '"kept elsewhere: 70,000 bytes"'])
+def test_a_job_is_not_skipped_where_it_can_not_be_seen_whether_its_result_is_an_argument(
+    shown_as: str, store: Store, admin: Admin
+) -> None:
+    dead = step()
+    child = step(dead, payload=shown_as)
+    store.enqueue([dead, child])
+    admitted(store)
+    end(store, dead.id, Failed("no", final=True))
+
+    assert admin.neighbours.behind(dead.id).needed, "the pages offer no skip that is refused"
+    (acted,) = admin.flows.skip([dead.id])
+    admitted(store)
+
+    assert not acted.landed
+    assert f"{child.id} waits for it and may take its result" in acted.says
+    assert shown_as.strip('"') in acted.says
+    assert look(store, child.id).state is State.WAITING
+
+
 # ── Explain ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -185,6 +185,17 @@ def test_the_gauges_are_what_the_store_holds(store: Store, well: Vitals) -> None
     assert value(found, "tenure_store_up") == 1
 
 
+def test_a_worker_whose_lease_has_ended_is_not_counted(store: Store, well: Vitals) -> None:
+    """Where no supervisor is left, nothing declares it dead."""
+    start(store, boot_id="before")
+    page = Page(Tally(), lambda: well, opened)
+
+    found = samples(page.metrics())
+
+    page.close()
+    assert value(found, "tenure_workers") == 0
+
+
 def test_flows_that_are_open_and_asks_that_are_left_are_counted(store: Store, well: Vitals) -> None:
     flow = {"flow": "0190a0a0-0000-7000-8000-000000000001", "name": "nightly"}
     parent = put(store, links=Links(**flow))
@@ -338,6 +349,25 @@ def test_a_reading_is_kept_for_longer_the_more_it_costs(
     assert reader.read(settings) is first
     now += 0.2
     assert reader.read(settings) is not first
+
+
+def test_a_failed_reading_is_soon_tried_again(slow: Slow, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, answers = 1000.0, [StoreAway("no answer")]
+
+    def counts() -> dict[State, int]:
+        nonlocal now
+        now += 8.0
+        if answers:
+            raise answers.pop()
+        return {}
+
+    monkeypatch.setattr(slow, "counts", counts)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now))
+    reader = Reader(lambda settings: slow)
+
+    assert reader.read(settings) is None
+    now += metrics.FRESH_SECONDS + 0.1
+    assert reader.read(settings) is not None
 
 
 def test_a_scrape_does_not_wait_for_a_store_that_hangs_and_starts_no_second_reading(

@@ -17,9 +17,10 @@ import pytest
 from conformance.factories import claim, draft, finish, look, put, running, start
 from servers import shared_postgres, shared_valkey
 from tenure import Job, Tenure
-from tenure.app.backends import open_store, rotation
+from tenure.app.backends import open_store, rotation, shown
 from tenure.codecs import AesSiv
 from tenure.core.clock import Clock
+from tenure.core.conditions import Condition
 from tenure.core.lifecycle import Completed, Lease, State
 from tenure.core.offloaded import MARK, is_offloaded, offloaded
 from tenure.errors import BucketAway, InvalidArguments, InvalidOption, NotFetched, Refused
@@ -35,6 +36,7 @@ from tenure.worker import slots, worker
 from tenure.worker.executor import Attempt
 from waiting import until
 
+LIMIT = 60.0
 MOST = 1024  #: bytes in a row
 BIG = "x" * 3000
 LARGEST: dict[Place, int] = {"payload": MOST, "result": MOST, "checkpoint": MOST, "once": MOST}
@@ -537,6 +539,53 @@ def values_of(store: OffloadStore, lease: Lease) -> None:
     assert store.once(lease, "k", json_of(5002)) is not None
 
 
+def test_many_values_go_into_the_bucket_side_by_side_and_once_each(
+    store: OffloadStore, bucket: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "MOST_KEPT", 3)
+    texts = [Text("payload", draft().id, "", json_of(3000 + n)) for n in range(40)]
+    bucket.answers.clear()
+
+    keeping = store.keep(texts)
+
+    assert keeping is not None
+    until(lambda: len(bucket.calls) == offload.THREADS, "each thread to have begun with one")
+    bucket.answers.set()
+    keeping.result(LIMIT)
+    assert len(bucket.calls) == len(set(bucket.calls)) == len(bucket.objects()) == 40
+
+
+def test_one_of_many_values_that_the_bucket_does_not_take_is_told_when_all_have_been_tried(
+    store: OffloadStore, bucket: Moody
+) -> None:
+    texts = [Text("payload", draft().id, "", json_of(3000 + n)) for n in range(40)]
+    bucket.refuses = ConnectionRefusedError("refused")
+
+    keeping = store.keep(texts)
+
+    assert keeping is not None
+    with pytest.raises(BucketAway, match="refused"):
+        keeping.result(LIMIT)
+    assert len(bucket.calls) == 40
+
+
+async def many(jobs: Tenure, number: int) -> int:
+    echo = jobs.tasks["echo"]
+    return len(await jobs.aenqueue_many([echo.bind(f"{n}{BIG}") for n in range(number)]))
+
+
+def test_more_values_than_are_remembered_are_enqueued(
+    behind: Moody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "MOST_KEPT", 3)
+    monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
+
+    with app(tmp_path) as jobs:
+        assert asyncio.run(asyncio.wait_for(many(jobs, 20), LIMIT)) == 20
+
+    assert len(behind.objects()) == 20
+
+
 def test_what_a_row_names_stays_and_what_none_names_goes_after_the_grace(store: OffloadStore, bucket: Moody) -> None:
     lease = running(store, payload=json_of(5000))
     values_of(store, lease)
@@ -687,8 +736,22 @@ def test_a_sweep_of_a_bucket_that_is_away_says_so_and_deletes_nothing(store: Off
     put(store, payload=json_of(5000))
     bucket.refuses = ConnectionRefusedError("refused")
 
-    with pytest.raises(BucketAway, match="refused"):
-        store.sweep(10)
+    for _ in range(2):  # it is tried again, and not taken for done
+        with pytest.raises(BucketAway, match="refused"):
+            store.sweep(10)
+    bucket.refuses = None
+    assert store.sweep(10) == EVERY
+    assert f"names {VALUES}" in bucket.calls
+    assert 0 < store.sweep(10) <= EVERY
+    assert bucket.calls.count(f"names {MARKS}") == 1
+
+
+def test_what_is_shown_in_place_of_a_value_is_not_found(store: OffloadStore) -> None:
+    put(store, payload=json_of(5000))
+
+    for text in ("bytes", "kept", "xxxx"):
+        where = Filter(conditions=(Condition("payload", "", exactly=False, text=text),))
+        assert shown(store).search(where).jobs == ()
 
 
 def test_a_file_that_was_cut_short_is_removed_and_never_read(store: OffloadStore, bucket: Moody) -> None:

@@ -209,7 +209,7 @@ def test_it_is_on_record_who_paused_a_queue_and_why_until_it_is_resumed(
         "reports": ("ada", "the printer is on fire"),
         "reports2": ("ada", ""),
     }
-    (row, _) = health(admin.queues.all(), (), pauses=found)
+    (row, _) = health(admin.queues.all(), (), admin.now(), pauses=found)
     assert str(row.pause) == "by ada: the printer is on fire"
     admin.queues.resume("reports")
     assert set(admin.queues.pauses()) == {"reports2"}
@@ -217,7 +217,7 @@ def test_it_is_on_record_who_paused_a_queue_and_why_until_it_is_resumed(
     store.pause("reports2", paused=False)  # by a release that keeps no record
     world.advance(120)
     store.pause("reports2", paused=True)
-    (row,) = health(admin.queues.all(), (), pauses=admin.queues.pauses())
+    (row,) = health(admin.queues.all(), (), admin.now(), pauses=admin.queues.pauses())
     assert row.pause is None
 
 

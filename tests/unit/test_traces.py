@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanKind
 
 from tenure import Fail, Job, JobHandle, Snooze, Tenure, TenureError
 from tenure.codecs import AesSiv, Codec
-from tenure.core.lifecycle import ENDED, State
+from tenure.core.lifecycle import ENDED, Failed, Released, State
 from tenure.errors import InvalidOption
 from tenure.maintenance.holder import identity
 from tenure.operations.metrics import METRICS
@@ -468,6 +468,24 @@ def test_a_rescued_attempt_of_another_process_is_in_the_trace(shop: Shop) -> Non
     assert about(died, "tenure.attempt", "tenure.outcome", "tenure.worker_id") == [1, "crashed", gone.id]
     assert not died.status.is_ok and events(died) == ["tenure.rescue"]
     assert about(again, "tenure.attempt", "tenure.outcome") == [2, "completed"]
+
+
+def test_an_attempt_that_timed_out_and_was_killed_is_an_error_in_the_trace(shop: Shop) -> None:
+    handle = shop.double.enqueue(1)
+    store = shop.jobs.client().store
+    gone = identity("worker", ("default",), ("double",), 1, 60.0, pid=2**22 - 1, token="gone")
+    store.register(gone)
+    store.claim(gone.id, {"default": 1}, 1)
+    assert shop.jobs.tracing is not None
+    (rescued,) = store.settle(gone.id, {str(handle.id): Failed("timed out after 30s")}, Released("drained"))
+    job = store.get(rescued.id)
+    assert job is not None
+
+    shop.jobs.tracing.rescued(rescued, job, store.attempts(job.id)[0])
+
+    (died,) = shop.spans("attempt double")
+    assert about(died, "tenure.outcome", "error.type") == ["failed", "failed"]
+    assert (died.status.is_ok, died.status.description) == (False, "timed out after 30s")
 
 
 # ── Metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────────

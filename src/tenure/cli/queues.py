@@ -28,7 +28,7 @@ def list_(*, shared: Shared = SHARED) -> int:
     """List queues that hold live jobs or are paused."""
     with admin_of(shared) as admin:
         found, now, pauses = admin.queues.all(), admin.now(), admin.queues.pauses()
-    rows = health(found, (), pauses=pauses)
+    rows = health(found, (), now, pauses=pauses)
     if shared.json:
         show_json([{**plain(row.queue), "pause": plain(row.pause)} for row in rows])
         return 0

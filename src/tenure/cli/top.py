@@ -111,7 +111,7 @@ def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
 def _outlooks(overview: Overview, backlogs: Backlogs) -> dict[str, str]:
     """When each queue will be empty, or how fast it grows, from the looks so far."""
     queues = overview.queues
-    rows = health(queues, overview.workers, paces=backlogs.look(queues, overview.at))
+    rows = health(queues, overview.workers, overview.at, paces=backlogs.look(queues, overview.at))
     return {row.queue.name: row.outlook for row in rows if row.pace or not row.workers}
 
 

@@ -99,7 +99,7 @@ def _damage(store: Store) -> list[Finding]:
 
 def _work(store: Store) -> list[Finding]:
     rows, queues, counts = list(filter(runs_user_jobs, store.workers())), store.queues(), store.counts()
-    workers, waiting = Workforce.of(rows), counts.get(State.QUEUED, 0)
+    workers, waiting = Workforce.of(rows, store.now()), counts.get(State.QUEUED, 0)
     oldest = max((queue.oldest_queued or 0.0 for queue in queues if queue.paused_at is None), default=0.0)
     paused = [queue.name for queue in queues if queue.paused_at is not None]
     findings = [

@@ -169,9 +169,9 @@ class Flows:
         with self._access.recorded("flows.skip", subject) as said:
             acted: list[Acted] = []
             for job in jobs:
-                needed = _needed_by(store, job.id) if job.state in ENDED else None
-                if needed is not None:
-                    why = f"nothing done: job {needed} takes its result: replay this one, or cancel that one"
+                needed = _why_needed(store, job.id) if job.state in ENDED else ""
+                if needed:
+                    why = f"nothing done: {needed}: replay this one, or cancel that one"
                     acted.append(Acted(job.id, landed=False, says=why))
                     continue
                 acted.append(_acted(job.id, store.skip([job.id])[job.id], "skipped: what waited for it goes on"))
@@ -232,21 +232,29 @@ class Flows:
             yield found[at : at + BATCH]
 
 
-def _needed_by(store: Store, job_id: str) -> str | None:
-    """A job that waits for this one and takes its result as an argument of its own."""
+def _why_needed(store: Store, job_id: str) -> str:
+    """Which job waits for this one and takes its result as an argument of its own, or may; empty: none."""
     for child, edge in open_edges(store, job_id):
         job = store.get(child)
-        if job is not None and edge.place in taken_alone(job.payload):
-            return child
-    return None
+        if job is None:
+            continue
+        taken = taken_alone(job.payload)
+        if taken is None:
+            shown = msgspec.json.decode(job.payload)
+            return f"job {child} waits for it and may take its result, its arguments can't be read here ({shown})"
+        if edge.place in taken:
+            return f"job {child} takes its result"
+    return ""
 
 
-def taken_alone(payload: str) -> frozenset[int]:
-    """The places of the edges whose result is an argument of its own: `{"$output": 3}`."""
+def taken_alone(payload: str) -> frozenset[int] | None:
+    """The places of the edges whose result is an argument of its own, `{"$output": 3}`; None: it can't be read here."""
     try:
         given: object = msgspec.json.decode(payload)
     except (msgspec.DecodeError, RecursionError):
         return frozenset()
+    if isinstance(given, str):  # what is shown for arguments that are encrypted, or kept elsewhere
+        return None
     values = cast("dict[str, object]", given).values() if isinstance(given, dict) else ()
     marks = [cast("dict[str, object]", each) for each in values if isinstance(each, dict)]
     return frozenset(place for each in marks if isinstance(place := each.get("$output"), int))

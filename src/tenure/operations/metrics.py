@@ -35,7 +35,7 @@ from tenure.operations.alerts import open_incidents
 from tenure.operations.keys import Sum, most_waited, oldest_of, usage
 from tenure.operations.queues import idle
 from tenure.operations.sinks import KINDS
-from tenure.operations.workers import runs_user_jobs
+from tenure.operations.workers import ended_at, runs_user_jobs
 from tenure.ports import KeyView, QueueView, Store, Waits
 from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
 
@@ -156,7 +156,8 @@ class Holdings:
 
     @classmethod
     def of(cls, store: Store) -> Holdings:
-        workers = sum(map(runs_user_jobs, store.workers()))
+        now = store.now()
+        workers = sum(runs_user_jobs(row) and ended_at(row, now) is None for row in store.workers())
         incidents = Counter(each.kind for each in open_incidents(store))
         keys = usage(store)
         limits = sorted(keys.sums.items(), key=lambda each: (-each[1].waiting, -each[1].held, each[0]))[:MOST_LIMITS]
@@ -243,16 +244,16 @@ class Reader:
                 self._store.close()
 
     def _refresh(self, settings: Settings) -> None:
-        began = time.monotonic()
+        began, share = time.monotonic(), float(SHARE)
         try:
             if self._store is None:
                 self._store = self._open(settings)
             self._found = Holdings.of(self._store)
         except Exception as error:
-            self._found = None
+            self._found, share = None, 0.0  # how long it failed says nothing about what the next read costs
             logging.getLogger("tenure.supervisor").warning("the store can't be read for metrics: %s", error)
         ended = time.monotonic()
-        self._fresh_until = ended + max(FRESH_SECONDS, (ended - began) * SHARE)
+        self._fresh_until = ended + max(FRESH_SECONDS, (ended - began) * share)
 
 
 def store_families(store: Store) -> list[Family]:

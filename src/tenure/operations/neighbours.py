@@ -85,7 +85,10 @@ class NeighbourReads:
 
     def _takes(self, child: str, place: int) -> bool:
         job = self._access.store.get(child)
-        return job is not None and place in taken_alone(job.payload)
+        if job is None:
+            return False
+        taken = taken_alone(job.payload)
+        return taken is None or place in taken
 
     def holding(self, *, limit: int = 200) -> Mapping[str, JobView]:
         """By flow, the dead job that others of it wait for: the one that died last, among the last `limit` of all."""

@@ -18,7 +18,7 @@ from tenure.core.text import clean
 from tenure.errors import UnknownQueue
 from tenure.operations.access import Access
 from tenure.operations.backlogs import Growth, Latency
-from tenure.operations.workers import runs_user_jobs, serves
+from tenure.operations.workers import ended_at, runs_user_jobs, serves
 from tenure.ports import Filter, QueueView, Ring, WorkerView
 
 DEFAULT = "default"  #: the queue of tasks that name none
@@ -88,9 +88,10 @@ def idle(queues: Iterable[QueueView], served: Iterable[str]) -> list[QueueView]:
     return [QueueView(name=name, paused_at=None, counts={}, oldest_queued=None) for name in sorted(names)]
 
 
-def with_idle(queues: Sequence[QueueView], workers: Iterable[WorkerView]) -> list[QueueView]:
+def with_idle(queues: Sequence[QueueView], workers: Iterable[WorkerView], now: datetime) -> list[QueueView]:
     """Queues that hold live jobs, are paused, or are empty but served by a live worker by name; sorted by name."""
-    served = {name for row in workers if row.died_at is None and runs_user_jobs(row) for name in row.identity.queues}
+    living = [row for row in workers if ended_at(row, now) is None and runs_user_jobs(row)]
+    served = {name for row in living for name in row.identity.queues}
     return sorted([*queues, *idle(queues, served)], key=lambda queue: queue.name)
 
 
@@ -107,13 +108,14 @@ def _rate(growth: float) -> str:
 def health(
     queues: Iterable[QueueView],
     workers: Iterable[WorkerView],
+    now: datetime,
     *,
     pauses: Mapping[str, Pause] = MappingProxyType({}),
     paces: Mapping[str, Growth] = MappingProxyType({}),
     latencies: Mapping[str, Latency] = MappingProxyType({}),
 ) -> list[QueueHealth]:
     """Each queue with its live workers, who paused it, its pace and its latency, by name."""
-    alive = [row for row in workers if row.died_at is None]
+    alive = [row for row in workers if ended_at(row, now) is None]
     found: list[QueueHealth] = []
     for queue in queues:
         serving, name = [row for row in alive if serves(queue.name, row)], queue.name

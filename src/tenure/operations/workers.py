@@ -119,17 +119,18 @@ class Workforce:
     died: int
 
     @classmethod
-    def of(cls, rows: Iterable[WorkerView]) -> Workforce:
+    def of(cls, rows: Iterable[WorkerView], now: datetime) -> Workforce:
         """Counts of these; a guard runs no other jobs, so it counts only once it is dead."""
         found = list(rows)
-        alive = [row for row in found if row.died_at is None and row.identity.runner != "guard"]
+        living = [row for row in found if ended_at(row, now) is None]
+        alive = [row for row in living if row.identity.runner != "guard"]
         return cls(
             alive=len(alive),
             hosts=len({row.identity.host for row in alive}),
             busy=sum(row.processing for row in alive),
             slots=sum(row.identity.slots for row in alive),
             stalled=sum(bool(row.note) for row in alive),
-            died=sum(row.died_at is not None for row in found),
+            died=len(found) - len(living),
         )
 
 

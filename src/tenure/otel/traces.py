@@ -87,8 +87,8 @@ class Traces:
             why = RESCUE_REASONS[rescued.cause]
             told = {"tenure.cause": rescued.cause, "tenure.reason": why, "tenure.state": str(rescued.state)}
             span.add_event("tenure.rescue", told)
-            if attempt.outcome == "crashed":
-                span.set_attribute("error.type", "crashed")
+            if attempt.outcome in ("failed", "crashed"):  # failed: it timed out, and had to be killed
+                span.set_attribute("error.type", attempt.outcome)
                 text = headline(attempt.error)[:_LONGEST] if texts else None
                 span.set_status(Status(StatusCode.ERROR, text))
             span.end(_nanoseconds(attempt.ended_at))

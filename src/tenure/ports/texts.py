@@ -45,8 +45,8 @@ class TextStore(Protocol):
     def keep(self, texts: Iterable[Text]) -> Future[None] | None:
         """Begin to offload the texts that are too large for a row. Waits for nothing.
 
-        None: all of them are in the bucket, and the verb that stores them will not wait for it. Otherwise a future to
-        wait for before the next call; it raises BucketAway.
+        None: all of them are in the bucket, and the verb that stores them will not wait for it. Otherwise a future that
+        is done when they are; it raises BucketAway.
         """
         ...
 

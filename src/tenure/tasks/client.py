@@ -181,7 +181,8 @@ class Client:
 
     def _keep(self, drafts: Sequence[Draft]) -> None:
         """Bring large arguments into the bucket. Raises BucketAway."""
-        while keeping := self.store.keep(Text("payload", draft.id, "", draft.payload) for draft in drafts):
+        keeping = self.store.keep(Text("payload", draft.id, "", draft.payload) for draft in drafts)
+        if keeping is not None:
             keeping.result()
 
     async def _gathered(self, drafts: Sequence[Draft]) -> list[Enqueued]:

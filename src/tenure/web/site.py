@@ -17,6 +17,7 @@ from tenure.operations.keys import Usage
 from tenure.operations.pulse import Pulse
 from tenure.operations.queues import with_idle
 from tenure.operations.trends import RollUp, Trend, span_of
+from tenure.operations.workers import Workforce
 from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.ports.schedules import Standing
 from tenure.tasks.watch import RETURNED, Watch
@@ -121,9 +122,13 @@ class Site:
         """Live workers, and those that died within the last hour."""
         return self.memo.get("workers", lambda: self.admin.workers.recent(_HOUR), fresh=0.15)
 
+    def workforce(self) -> Workforce:
+        """Counts of these workers."""
+        return Workforce.of(self.workers(), self.admin.now())
+
     def listed_queues(self) -> list[QueueView]:
         """Queues that hold live jobs or are paused, and empty ones that a worker serves by name."""
-        return with_idle(self.queues(), self.workers())
+        return with_idle(self.queues(), self.workers(), self.admin.now())
 
     def paces(self) -> Mapping[str, Growth]:
         """How the backlogs of queues change, as far as they have been read here."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -83,7 +83,8 @@ class OffloadStore:
     # ── the bucket ──
 
     def keep(self, texts: Iterable[Text]) -> Future[None] | None:
-        return next((put for put in map(self._put, texts) if put is not None), None)
+        puts = [put for put in map(self._put, texts) if put is not None]
+        return _all_of(puts) if puts else None
 
     def _put(self, text: Text) -> Future[None] | None:
         if not self._is_large(text.place, text.value):
@@ -95,12 +96,12 @@ class OffloadStore:
                 return None
             put = self._puts.get(name)
             if put is None:
-                put = self._puts[name] = self._pool.submit(self._write, name, data)
+                put = self._puts[name] = self._pool.submit(self._write, name, text.value)
                 put.add_done_callback(lambda _: self._puts.pop(name, None))
             return put
 
-    def _write(self, name: str, data: bytes) -> None:
-        began = monotonic()
+    def _write(self, name: str, value: str) -> None:
+        began, data = monotonic(), value.encode()
         try:
             self.bucket.put(name, data)
         except Exception as error:
@@ -236,6 +237,28 @@ class OffloadStore:
         for text, new in changes:
             self._stored(text.place, [(text.owner, new)], text.key)
         return self.beneath.rewrite([(text, self._for_row(text.place, new)) for text, new in changes])
+
+
+def _all_of(puts: Sequence[Future[None]]) -> Future[None]:
+    """Done when all of them are. It raises what the first one to fail raised."""
+    whole, lock, left = Future[None](), Lock(), len(puts)
+
+    def end(_: Future[None]) -> None:  # called in the threads of the pool
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        errors = (CancelledError() if put.cancelled() else put.exception() for put in puts)
+        if error := next(filter(None, errors), None):
+            whole.set_exception(error)
+        else:
+            whole.set_result(None)
+
+    whole.set_running_or_notify_cancel()  # what waits for it can't cancel it
+    for put in puts:
+        put.add_done_callback(end)
+    return whole
 
 
 def offloading(store: Store, url: str, namespace: str, largest: Mapping[Place, int], grace: float) -> Store:

@@ -44,14 +44,19 @@ class Sweep:
     def __init__(self, store: Store, bucket: Bucket, grace: float) -> None:
         self._store, self._bucket, self._grace = store, bucket, grace
         self._after: str | None = None  #: the last object that was looked at; None: no walk is under way
+        self._due = False  #: this process has taken the next walk upon it, and has not made its first step yet
         self.done = Swept()  #: of this walk, or of the last one
 
     def step(self, limit: int) -> float:
         """Look at this many objects. Returns the seconds until the next step, 0 in the middle of a walk."""
-        now = time()
-        if self._after is None and (left := self._until_due(now)) > 0:
-            return left
-        return 0.0 if self.walk(limit) else EVERY
+        if self._after is None and not self._due:
+            left = self._until_due(time())
+            if left > 0:
+                return left
+        self._due = self._after is None  # until a step succeeds, so that one that fails is tried again
+        more = self.walk(limit)
+        self._due = False
+        return 0.0 if more else EVERY
 
     def _until_due(self, now: float) -> float:
         old = self._store.notes(_NOTE).get(_NOTE)

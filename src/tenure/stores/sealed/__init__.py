@@ -181,8 +181,8 @@ class SealedStore:
         while True:
             # At most as many as are still wanted, so that the cursor is behind the last job that was examined.
             page = self.beneath.search(rest, limit=limit - len(found), cursor=cursor, within=left)
-            looked, cursor = [self.seal.view(job) for job in page.jobs], page.cursor
-            found += [job for job in looked if matches(job, where)]
+            looked, cursor = page.jobs, page.cursor
+            found += [self.seal.view(job) for job in looked if matches(self.seal.searched(job), where)]
             left = None if left is None else left - max(len(looked), 1)
             if cursor is None or len(found) >= limit or page.reached is not None or (left is not None and left <= 0):
                 reached = page.reached or (looked[-1].enqueued_at if looked else None)

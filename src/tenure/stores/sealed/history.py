@@ -75,9 +75,10 @@ def _pages(store: Store, name: str) -> Iterator[list[Tick]]:
 
 
 def _why(store: Store, schedule: Schedule, tick: Tick) -> str:
+    if schedule.command:  # what is kept of a command is readable
+        return tick.why
     job = store.get(tick.job_id) if tick.job_id else None
     named = f"{_NAMED} {tick.job_id}"
     if job is not None:
         return named if is_sealed(job.error or "") else tick.why
-    command = schedule.command != ""  # what is kept of a command is readable
-    return tick.why if tick.status == "cancelled" or command or tick.why in ("", named, _GONE) else _GONE
+    return tick.why if tick.status == "cancelled" or tick.why in ("", named, _GONE) else _GONE

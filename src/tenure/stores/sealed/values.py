@@ -42,6 +42,7 @@ Kind = Literal["payload", "result", "checkpoint", "error", "stage", "message", "
 V = TypeVar("V", JobView, Status)
 _JSON: tuple[Kind, ...] = ("payload", "result", "checkpoint")
 _TEXTS: tuple[Kind, ...] = ("error", "stage", "message")
+_SEARCHED: tuple[Kind, ...] = ("payload", "result", "error")
 _REPORTED: tuple[Kind, ...] = ("stage", "message", "checkpoint", "log")
 ONCE = "once:"  #: how the keys of the notes of `jobs.once` begin: no other notes have texts of an app's code
 _EMPTY = frozenset(("", "{}", "[]", '""', "null"))  #: they say nothing, so they are left as they are
@@ -207,6 +208,16 @@ class Seal:
         if EDITS in job.meta:
             shown["meta"] = {**job.meta, EDITS: self.open(job.meta[EDITS], "edits", job.id)}
         return replace(job, **shown) if shown else job
+
+    def searched(self, job: JobView) -> JobView:
+        """What a search compares: a text that can't be read here is empty, and not what people are told instead."""
+        read: dict[str, Any] = {}
+        for kind in _SEARCHED:
+            text = getattr(job, kind)
+            if text is not None and (is_sealed(text) or is_offloaded(text)):
+                opened = self.open(text, kind, job.id)
+                read[kind] = "" if is_sealed(opened) or is_offloaded(opened) else opened
+        return replace(job, **read) if read else job
 
     def _fields(self, job: JobView | Status) -> dict[str, Any]:
         shown: dict[str, Any] = {}

@@ -97,8 +97,7 @@ class SqliteReads(SqliteBase):
         return [_attempt(row) for row in self._fetch(_ATTEMPTS, (job_id,))]
 
     def workers(self, *, dead: bool = False) -> list[WorkerView]:
-        facts = {"dead": int(dead), "now": self._now(), "boot": self._boot()}
-        return [_worker(row) for row in self._fetch(_WORKERS, facts)]
+        return [_worker(row) for row in self._fetch(_WORKERS, {**self._moment(), "dead": int(dead)})]
 
     def queues(self) -> list[QueueView]:
         now = self._now()
@@ -115,8 +114,11 @@ UPDATES = f"""
         iif(state = 'completed', result, NULL), {listed(STATUS, id="jobs.id")}
     FROM json_each(?) AS seen LEFT JOIN jobs ON jobs.id = seen.key WHERE mark <> seen.value LIMIT ?"""
 _ATTEMPTS = f"SELECT {listed(names_of(AttemptView))} FROM attempts WHERE job_id = ? ORDER BY attempt"
+#: When a lease ends, in ms of Unix time. One of a former boot has ended, whatever the boot clock of this one says.
+LEASE_ENDS = """
+    iif(boot_id = :boot_id, :now + expires_boot - :boot, min(:now - 1, renewed_at + CAST(lease * 1000 AS INTEGER)))"""
 _WORKERS = f"""
-    SELECT {listed(IDENTITY)}, started_at, renewed_at, :now + expires_boot - :boot, died_at, note,
+    SELECT {listed(IDENTITY)}, started_at, renewed_at, {LEASE_ENDS}, died_at, note,
         (SELECT count(*) FROM jobs INDEXED BY jobs_processing WHERE state = 'processing' AND worker_id = workers.id),
         memory
     FROM workers WHERE :dead OR died_at IS NULL ORDER BY started_at DESC, id DESC"""

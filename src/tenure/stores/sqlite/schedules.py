@@ -4,9 +4,10 @@
 # (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import apsw
 
@@ -16,18 +17,20 @@ from tenure.stores.rules import body_of, check_text, json_of
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.links import LIVE_STATES
-from tenure.stores.sqlite.reads import view_of
+from tenure.stores.sqlite.reads import LEASE_ENDS, view_of
 from tenure.stores.sqlite.steps import cancel, enqueue_one, limit, rows_of
 
 _OWNER_ALIVE = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
+
+_LEASE_OF = f"SELECT {LEASE_ENDS} FROM workers WHERE id = :id"
 
 
 class SqliteSchedules(SqliteBase):
     """The verbs of `ScheduleStore`."""
 
     def due(self, *, limit: int = 500) -> Due:
-        now, boot = self._now(), self._boot()
-        return self._file.read(lambda connection: _due(connection, now, boot, limit))
+        moment = self._moment()
+        return self._file.read(lambda connection: _due(connection, moment, limit))
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
         def step(connection: apsw.Connection) -> list[bool]:
@@ -37,8 +40,8 @@ class SqliteSchedules(SqliteBase):
         return self._file.write(step)
 
     def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
-        now, boot, wanted = self._now(), self._boot(), None if names is None else sorted(set(names))
-        return self._file.read(lambda connection: _standings(connection, wanted, now, boot))
+        moment, wanted = self._moment(), None if names is None else sorted(set(names))
+        return self._file.read(lambda connection: _standings(connection, wanted, moment))
 
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         rows = self._fetch(
@@ -113,7 +116,8 @@ class SqliteSchedules(SqliteBase):
         return dict(rows)
 
 
-def _due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
+def _due(connection: apsw.Connection, moment: Mapping[str, Any], limit: int) -> Due:
+    now = moment["now"]
     rows = fetch(
         connection,
         "SELECT name FROM schedule_rows WHERE due_at <= ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?",
@@ -126,12 +130,12 @@ def _due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
         (limit,),
     )
     later = first(connection, "SELECT min(due_at) FROM schedule_rows WHERE due_at > ?", (now,))
-    found = _standings(connection, list(dict.fromkeys(row[0] for row in rows)), now, boot) if rows else []
+    found = _standings(connection, list(dict.fromkeys(row[0] for row in rows)), moment) if rows else []
     next_due = None if later is None or later[0] is None else (later[0] - now) / 1000
     return Due(instant(now), found, next_due)
 
 
-def _standings(connection: apsw.Connection, names: Iterable[str] | None, now: int, boot: int) -> list[Standing]:
+def _standings(connection: apsw.Connection, names: Iterable[str] | None, moment: Mapping[str, Any]) -> list[Standing]:
     """In the order of `names`; None: all, by name."""
     among = "" if names is None else "AND {} IN (SELECT value FROM json_each(:names))"
     wanted = {} if names is None else {"names": json_of(list(names))}
@@ -148,17 +152,17 @@ def _standings(connection: apsw.Connection, names: Iterable[str] | None, now: in
     )
     runs: dict[str, list[Run]] = {}
     for schedule, job_id, body in opened:
-        runs.setdefault(schedule, []).append(_run(connection, job_id, decode_tick(body), now, boot))
+        runs.setdefault(schedule, []).append(_run(connection, job_id, decode_tick(body), moment))
     ordered = found if names is None else [name for name in names if name in found]
     return [Standing(decode_schedule(found[name]), tuple(runs.get(name, ()))) for name in ordered]
 
 
-def _run(connection: apsw.Connection, job_id: str | None, tick: Tick, now: int, boot: int) -> Run:
+def _run(connection: apsw.Connection, job_id: str | None, tick: Tick, moment: Mapping[str, Any]) -> Run:
     job = None if job_id is None else view_of(connection, job_id)
     owner = None
     if job is not None and job.worker_id is not None:
-        owner = first(connection, "SELECT expires_boot FROM workers WHERE id = ?", (job.worker_id,))
-    until = None if owner is None else instant(now + owner[0] - boot)
+        owner = first(connection, _LEASE_OF, {**moment, "id": job.worker_id})
+    until = None if owner is None else instant(owner[0])
     return Run(tick, job, until)
 
 

@@ -52,7 +52,7 @@ def get_queues(caller: Reader) -> models.Queues:
     """
     site = caller.site
     pauses = site.memo.get("pauses", site.admin.queues.pauses, fresh=0.5)
-    found = queues.health(site.queues(), site.workers(), pauses=pauses, paces=site.paces())
+    found = queues.health(site.queues(), site.workers(), site.admin.now(), pauses=pauses, paces=site.paces())
     return models.Queues(queues=[models.QueueDetail.detailed(each) for each in found])
 
 

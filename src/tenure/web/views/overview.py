@@ -9,7 +9,6 @@ from typing import Any
 from tenure.core.lifecycle import State
 from tenure.operations.pulse import rates
 from tenure.operations.trends import Trend
-from tenure.operations.workers import Workforce
 from tenure.ports import Filter, JobView
 from tenure.web.charts import charts
 from tenure.web.pages import Action, Page, View
@@ -24,7 +23,7 @@ _READ = 100
 def look(view: View) -> dict[str, Any]:
     site = view.site
     counts = site.counts()
-    slices, workforce = site.slices(), Workforce.of(site.workers())
+    slices, workforce = site.slices(), site.workforce()
     return {
         "counts": counts.by_state,
         "counted_at": _moment(counts.age) if counts.age > 2 else None,
@@ -53,7 +52,7 @@ def _queues(site: Site) -> Mapping[str, Any]:
 
 
 def _looked_at(site: Site) -> str:
-    queues, workers, schedules = len(site.listed_queues()), Workforce.of(site.workers()).alive, len(site.schedules())
+    queues, workers, schedules = len(site.listed_queues()), site.workforce().alive, len(site.schedules())
     return (
         f"Checked {some(queues, 'queue')}, {some(workers, 'worker')}, {some(schedules, 'schedule')} "
         "and the dead letters of the last hour."

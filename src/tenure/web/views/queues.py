@@ -33,6 +33,7 @@ def look(view: View) -> dict[str, Any]:
     found = health(
         site.listed_queues(),
         site.workers(),
+        view.admin.now(),
         pauses=site.memo.get("pauses", view.admin.queues.pauses, fresh=0.5),
         paces=site.paces(),
         latencies=site.memo.get("latencies", lambda: _latencies(view), fresh=5.0),

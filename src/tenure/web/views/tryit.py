@@ -66,8 +66,7 @@ def look(view: View) -> dict[str, Any]:
         lambda: list(map(light, view.admin.jobs.search(Filter(queue=demo.queue), limit=_SHOWN).jobs)),
         fresh=0.1,
     )
-    live = any(each.died_at is None and each.identity.runner != "guard" for each in view.site.workers())
-    return {"demo": demo, "trials": TRIALS, "jobs": jobs, "live": live}
+    return {"demo": demo, "trials": TRIALS, "jobs": jobs, "live": view.site.workforce().alive > 0}
 
 
 def _demo(view: View) -> Demo:

@@ -92,7 +92,7 @@ def look(view: View) -> dict[str, Any]:
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
     listed = hosts(chosen, stops) if folded else chosen
     return {
-        "workforce_text": workforce_text(Workforce.of(workers)),
+        "workforce_text": workforce_text(Workforce.of(workers, now)),
         "hosts": [(name, list(some)) for name, some in groupby(rows, key=partial(_group, sorting.by))],
         "sorting": sorting,
         "folded": listed[first : first + size] if folded else [],
