@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
@@ -37,6 +38,7 @@ from tenure.operations.backlogs import Backlogs
 from tenure.operations.checkup import Finding
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
+from waiting import until
 
 APP = """
 from datetime import datetime
@@ -1022,6 +1024,9 @@ def test_a_backup_is_a_whole_store_and_overwrites_only_when_told(run: Run, store
     assert look(copy, job_id).state is State.QUEUED
     copy.close()
     assert [path.name for path in folder.glob("*.part*")] == []
+    (folder / "other.db.part").symlink_to("/nowhere/other.db")
+    code, _, err = run("backup", "other.db")
+    assert (code, "tenure.db" in err, "other.db.part can't be written" in err) == (1, False, True), err
 
 
 # ── top ──
@@ -1207,6 +1212,17 @@ def test_a_record_outside_of_jobs_is_left_alone() -> None:
 
 
 # ── bench ──
+
+
+@pytest.mark.thorough
+def test_a_bench_that_is_stopped_leaves_no_process() -> None:
+    command = [str(Path(sys.executable).with_name("tenure")), "bench", "--jobs", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        mine = psutil.Process(process.pid)
+        its = until(lambda: mine.children(recursive=True), "its worker to have been started")
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    until(lambda: not any(each.is_running() for each in its), "its worker to have ended")
 
 
 @pytest.mark.thorough

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tenure.cli.output import print_line, show_json
+from tenure.cli.shared import signals_end_it
 from tenure.core.lifecycle import LIVE, State
 from tenure.errors import InvalidOption, StoreError
 from tenure.ports import Store
@@ -53,7 +54,7 @@ def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json:
     for name, number in (("--jobs", jobs), ("--slots", slots)):
         if number < 1:
             raise InvalidOption(f"{name}: expected a whole number from 1, got {number}")
-    with tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
+    with signals_end_it(), tempfile.TemporaryDirectory(prefix="tenure-bench-") as folder:
         figures = measure(url or f"sqlite:///{folder}/bench.db", jobs, slots, folder)
     if json:
         show_json(asdict(figures))

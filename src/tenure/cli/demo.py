@@ -18,13 +18,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tenure.cli.demo_screen import Check, Kill, Report, Screen, Takeover
 from tenure.cli.demo_supervisor import running_supervisor
 from tenure.cli.output import print_error, show_json
-from tenure.cli.shared import Shared, admin_of
+from tenure.cli.shared import Shared, admin_of, signals_end_it
 from tenure.config import redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
@@ -84,7 +84,7 @@ def demo(
         raise InvalidOption("demo: --listen is the address of the dashboard; it needs --web")
     screen = Screen(quiet=shared.json)
     try:
-        with _signals_end_it(), _folder(keep=keep) as folder:
+        with signals_end_it(), _folder(keep=keep) as folder:
             report = _run(folder, repo, screen, keep=keep, url=shared.url, notifier=notifier)
     except KeyboardInterrupt:
         print_error("stopped; the supervisor and workers of this demo have stopped too")
@@ -100,24 +100,9 @@ def demo(
 def _serve(url: str | None, notifier: str | None, listen: str | None, *, keep: bool) -> int:
     from tenure.cli.demo_web import serve
 
-    with _signals_end_it(), _folder(keep=keep) as folder:
+    with signals_end_it(), _folder(keep=keep) as folder:
         serve(folder, {"url": url or f"sqlite:///{folder / 'demo.db'}", "notifier": notifier}, listen)
     return 0
-
-
-@contextmanager
-def _signals_end_it() -> Generator[None]:
-    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that all processes are stopped."""
-
-    def leave(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

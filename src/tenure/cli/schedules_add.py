@@ -12,6 +12,7 @@ from tenure.cli.enqueue import read_arguments
 from tenure.cli.output import plain, print_error, print_line, show_json
 from tenure.cli.schedules_screen import away, declared_words
 from tenure.cli.shared import Shared, app_of, confirm, operator
+from tenure.core.durations import YEARS
 from tenure.errors import InvalidOption
 from tenure.operations.schedule_health import ScheduleHealth, clock
 from tenure.ports.schedules import CatchUp, Dst, Overlap, Schedule
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from tenure.ports import Draft
 
 SHARED = Shared()
-_FIRST_YEAR, _LAST_YEAR = 1970, 9000
 
 
 @Parameter(name="*")
@@ -61,7 +61,7 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
         at = at.replace(tzinfo=zone) if at.tzinfo is None else at
     except ValueError:
         at = None
-    if at is None or not _FIRST_YEAR < at.year < _LAST_YEAR:
+    if at is None or at.year not in YEARS:
         raise InvalidOption(
             f"{label}: expected a time like 2030-01-31T06:00, in the schedule's zone, "
             f"or one with its zone like 2030-01-31T06:00:00Z, got {text!r}"

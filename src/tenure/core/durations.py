@@ -9,6 +9,8 @@ from math import isfinite
 from tenure.errors import InvalidOption
 
 Duration = timedelta | str
+#: Of a time that somebody gives: with others, a zone or a duration leads out of what a datetime can be.
+YEARS = range(1971, 9000)
 
 _UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _WHOLE = re.compile(r"(?:(?:\d+(?:\.\d+)?)(?:w|d|h|ms|m|s))+", re.ASCII)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from tenure.core.durations import YEARS
 from tenure.core.ids import canonical, new_id
 from tenure.errors import InvalidOption, StoreError
 from tenure.ports import Store
 
 KEEP_SECONDS = 90 * 86_400.0
 _DAYS = 92  #: how far back entries are read; each day has its own notes
-_FIRST_YEAR = 1971
 _PREFIX = "audit:"
 
 
@@ -86,7 +86,7 @@ def _read_cursor(cursor: str) -> tuple[datetime, str]:
     day, _, last = cursor.partition(":")
     try:
         at = datetime.strptime(day, "%Y-%m-%d")
-        if at.year < _FIRST_YEAR:
+        if at.year not in YEARS:
             raise ValueError
         return at, canonical(last)
     except (ValueError, InvalidOption):

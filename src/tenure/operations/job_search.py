@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tenure.core.conditions import Condition, Field
-from tenure.core.durations import seconds
+from tenure.core.durations import YEARS, seconds
 from tenure.core.fingerprint import fingerprint
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
@@ -230,7 +230,9 @@ def moment(text: str, label: str, rule: Rule | None = None) -> datetime:
     try:
         at = datetime.fromisoformat(text)
         zone = rule.local(datetime.now(UTC)).tzinfo if rule else UTC
-        return (at.replace(tzinfo=zone) if at.tzinfo is None else at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        zone_said = "" if rule else ", in UTC"
-        raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00{zone_said}, got {text!r}") from None
+        if at.year in YEARS:
+            return (at.replace(tzinfo=zone) if at.tzinfo is None else at).astimezone(UTC)
+    except ValueError:
+        pass
+    zone_said = "" if rule else ", in UTC"
+    raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00{zone_said}, got {text!r}")

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+import apsw
+
 from tenure.ports import Capabilities
-from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, migrations
+from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, mapped, migrations
 from tenure.stores.sqlite.jobs import SqliteJobs
 from tenure.stores.sqlite.reads import SqliteReads
 from tenure.stores.sqlite.schedules import SqliteSchedules
@@ -54,7 +56,14 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, Sql
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the database to a new file while work goes on; `progress(done, total)` in pages."""
-        self._file.read(lambda connection: copy(connection, path, progress))
+
+        def copied(connection: apsw.Connection) -> None:
+            try:
+                copy(connection, path, progress)
+            except (apsw.CantOpenError, apsw.FullError, apsw.PermissionsError, apsw.ReadOnlyError) as error:
+                raise mapped(error, path) from error  # of the copy: the store is only read
+
+        self._file.read(copied)
 
     def damage(self) -> list[str]:
         """The problems that SQLite's quick check finds in the file; empty if there are none."""

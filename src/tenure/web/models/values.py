@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, Self, cast
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from tenure.core.durations import YEARS
 from tenure.core.offloaded import elsewhere, is_offloaded
 from tenure.ports import RESERVED
 
 MOST_DEEP = 100  #: levels of JSON inside JSON
-_FIRST_YEAR, _LAST_YEAR = 1970, 9000
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -28,12 +28,12 @@ def _instant(value: object) -> datetime:
     if isinstance(value, str) and _INSTANT.fullmatch(value):
         try:
             found = datetime.fromisoformat(value.upper())
-            if _FIRST_YEAR < found.year < _LAST_YEAR:
+            if found.year in YEARS:
                 return found.astimezone(UTC)
         except ValueError:
             pass
     raise ValueError(
-        f"expected a time with its zone like 2030-01-31T06:00:00Z, in a year from {_FIRST_YEAR + 1} to {_LAST_YEAR - 1}"
+        f"expected a time with its zone like 2030-01-31T06:00:00Z, in a year from {YEARS[0]} to {YEARS[-1]}"
     )
 
 
