@@ -66,6 +66,22 @@ def began(store: Store, worker: str, number: int = 100) -> list[Lease]:
     return [Lease(each.id, each.attempt, worker) for each in claim(store, worker, number)]
 
 
+def test_a_key_under_which_a_job_is_parked_is_not_forgotten(store: Store) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 1)
+    limited(store)
+    settle_waits(store)
+    (lease,) = began(store, worker)
+    finish(store, lease, Completed())
+    settle_waits(store)
+    limited(store, queue="unserved")
+    settle_waits(store)
+
+    store.withdraw()
+
+    assert key(store).waiting == 1
+
+
 # ── L1: places ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

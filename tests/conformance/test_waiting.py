@@ -960,6 +960,55 @@ def test_a_replayed_gatherer_gathers_anew(store: Store) -> None:
     assert settle_waits(store) == [lease.job_id]
 
 
+def test_a_replayed_gatherer_goes_on_without_what_was_skipped(store: Store) -> None:
+    lease = running(store)
+    done, dead = gathered(store, lease)
+    settle_waits(store)
+    worker = start(store)
+    for each in claim(store, worker, 2):
+        outcome = Completed('"done"') if each.id == done else Failed("no", final=True)
+        finish(store, Lease(each.id, each.attempt, worker), outcome)
+    settle_waits(store)
+    store.skip([dead])
+    finish(store, resumed(store, lease.job_id), Failed("a bug", final=True))
+    settle_waits(store)
+
+    assert store.replay([lease.job_id]) == {lease.job_id: Landed(State.QUEUED)}
+    assert [(each.parent, each.skipped) for each in store.inputs(lease.job_id)] == [(done, False), (dead, True)]
+    settle_waits(store)
+
+
+def test_a_replayed_gatherer_gathers_anew_what_is_gone(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    (child,) = gathered(store, lease, number=1, until="ended")
+    settle_waits(store)
+    end(store, child)
+    finish(store, resumed(store, lease.job_id), Failed("a bug", final=True))
+    settle_waits(store)
+    world.advance(8 * DAY)
+    assert store.prune(keep=7 * DAY, keep_dead=None) == 1
+
+    assert store.replay([lease.job_id]) == {lease.job_id: Landed(State.QUEUED)}
+    assert store.inputs(lease.job_id) == []
+
+
+def test_a_dead_job_that_nothing_gathers_any_more_holds_nothing(store: Store) -> None:
+    """Its gatherer is replayed before `admit` has looked at how it ended."""
+    lease = running(store)
+    (child,) = gathered(store, lease, number=1)
+    settle_waits(store)
+    end(store, child, Failed("no", final=True))
+    settle_waits(store)
+    assert [each.id for each in store.holding()] == [child]
+
+    store.cancel([lease.job_id], "unwanted")
+    store.replay([lease.job_id])
+    settle_waits(store)
+
+    assert store.holding() == []
+
+
 def test_a_crash_before_it_was_suspended_loses_no_child(store: Store) -> None:
     lease = running(store)
     links = Links(gatherer=lease.job_id)

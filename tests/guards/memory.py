@@ -126,7 +126,7 @@ TABLE = Table(
         Guard("what no job needs is let go", WAITING, "        self._release(view.id)\n", ""),
         Guard("what no job needs is let go", OPERATED, "        for edge in self._known.before(job_id):\n            self._known.ask(edge.parent)\n", ""),
         Guard("a job waits again for one that lives again", BASE, "known.open = known.open or not (known.skipped or self._met(known))", "pass"),
-        Guard("a replayed job waits again", OPERATED, "edge.open = state is not State.COMPLETED and not", "edge.open = False and not"),
+        Guard("a replayed job waits again", OPERATED, "edge.open = not met", "edge.open = False"),
         Guard("a job is not replayed without what it needs", OPERATED, "if lost and edge.until", "if False and edge.until"),
         Guard("only a dead or cancelled job is skipped", WAITING, "if view.state not in (State.DEAD, State.CANCELLED):", "if False:"),
         Guard("a wait whose ask was lost is found", "stores/memory/waiting.py", 'if missed or (not left and self._is_sent(view)):', 'if False:'),

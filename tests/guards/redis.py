@@ -151,7 +151,7 @@ TABLE = Table(
         Guard("a gatherer is not replayed before what it gathers has ended", REPLAY, "  elseif number > 0 and live_gathered(id) then", "  elseif false then"),
         Guard("what no job needs is let go", ADMIT, "    release(parent)\n", ""),
         Guard("what no job needs is let go", ADMIT, "  release(id)\nend", "end"),
-        Guard("what no job needs is let go", WAITS, "      release(parent)\n", ""),
+        Guard("what no job needs is let go", WAITS, "      release(parent)\n", "", times=2),
         Guard("a replayed job waits again", WAITS, "if all or not met(edge, state) then", "if all then"),
         Guard("a job is not replayed without what it needs", REPLAY, "  elseif lost then\n", "  elseif false then\n"),
         Guard("a job is not replayed without what it needs", f"{LUA}/reopen.lua", "if lost then return lost end\n", "\n", tests=HERE),

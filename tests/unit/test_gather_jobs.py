@@ -661,6 +661,24 @@ def test_a_join_returns_how_a_job_ended_or_says_that_there_is_none(queue: TestQu
     run(queue, lambda job: job.join(far), raises=InvalidOption, match=r"job\.join: job .* is in another store")
 
 
+def test_a_join_that_has_returned_returns_the_same_once_the_job_is_pruned(queue: TestQueue) -> None:
+    done = double.enqueue(2)
+    queue.drain()
+
+    @jobs.task(signals={"go": int})
+    def waits(job: Job) -> tuple[int, int]:
+        return job.join(done).value, job.expect("go", int)
+
+    handle = waits.enqueue()
+    queue.drain()
+    queue.advance("8d")
+    assert queue._store.prune(keep=7 * 86_400.0, keep_dead=None) == 1
+    handle.signal("go", 7)
+    queue.drain()
+
+    assert tuple(handle.result("0s")) == (4, 7)
+
+
 def test_a_join_of_a_job_that_waits_for_this_one_is_refused(queue: TestQueue) -> None:
     later: list[JobHandle[Any]] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from tenure.core.lifecycle import Completed, Lease, State, Suspended
 from tenure.errors import StoreAway
 from tenure.ports import Landed
 from tenure.stores.postgres import PostgresStore
-from tenure.stores.postgres.admission import Admission
+from tenure.stores.postgres.admission import ADMIT, TIME_OVER, Admission
 from tenure.stores.postgres.waiting import HELD_SECONDS
 from waiting import until
 
@@ -45,6 +46,29 @@ def other(url: str) -> Iterator[psycopg.Connection]:
     """Another client, in a transaction."""
     with psycopg.connect(url) as connection:
         yield connection
+
+
+def test_a_wait_that_is_over_between_two_statements_of_a_look_is_not_lost(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = running(store)
+    assert finish(store, lease, Suspended(signal="own:go", timeout=0.5)) is State.WAITING
+    plain, seen = Admission._rows, list[str]()
+
+    def slow(self: Admission, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        found = plain(self, statement, *values)
+        if statement in (ADMIT, TIME_OVER) and not seen:
+            seen.append(statement)
+            until(lambda: store.now() > (look(store, lease.job_id).wait_until or store.now()), "the wait to be over")
+        return found
+
+    monkeypatch.setattr(Admission, "_rows", slow)
+    store.admit()  # its own ask: it was suspended just now
+
+    monkeypatch.undo()
+    assert seen
+    settle_waits(store)
+    assert look(store, lease.job_id).state is State.QUEUED
 
 
 def test_parents_that_end_while_their_child_is_not_committed_yet_are_all_seen(store: PostgresStore) -> None:

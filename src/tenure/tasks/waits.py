@@ -265,14 +265,22 @@ class Waits:
         raise InvalidOption(f"job.join: expected a handle or a step, got {target!r:.80}")
 
     def _joined(self, job_id: str) -> Ended[Any]:
-        attempt = self._attempt
+        attempt, records = self._attempt, f"{_MINE}joined {job_id}"
         (update,) = attempt.store.updates({job_id: ""})
         status = update.status
         if status is None:
-            raise UnknownJob(f"job.join: there is no job {job_id}: it was never enqueued, or was deleted")
+            recorded = attempt.recall(records)
+            if recorded is None:
+                raise UnknownJob(f"job.join: there is no job {job_id}: it was never enqueued, or was deleted")
+            return self._ended(job_id, *_decode(recorded, type=tuple[str, State, str | None, str]))
         if status.state in ENDED:
-            error = status.error or status.cancel_reason or ""
-            return self._ended(job_id, status.task, status.state, update.result, error)
+            error, result = status.error or status.cancel_reason or "", update.result
+            if status.state is State.COMPLETED:
+                result = attempt.store.fetch(Text("result", job_id, "", result or "null"))
+            ended = self._ended(job_id, status.task, status.state, result, error)
+            # No edge keeps a job that had ended: a later attempt may not find it any more.
+            attempt.record(records, _encode([status.task, status.state, result, error]).decode())
+            return ended
         self._refuse_circle(job_id)
         raise self._suspend(Suspended(f"waits for {status.task} {job_id} to end", after=(Edge(job_id, "ended"),)))
 

@@ -91,12 +91,13 @@ class MemoryOperated(MemoryBase):
                 return parent_missing(edge.parent, gone=parent is None)
         for edge, parent in fates:
             state = parent.view.state if parent else None
-            if edge.mine and state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED):
+            met = state is State.COMPLETED or (edge.until == "ended" and state in ENDED)
+            if edge.mine and not edge.skipped and not met:
                 self._known.drop(edge)  # the handler gathers anew
                 self._known.ask(edge.parent)
                 continue
             if not edge.skipped and not (parent is None and edge.until == "ended"):
-                edge.open = state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED)
+                edge.open = not met
             if parent is not None:
                 self._keep(self._jobs[edge.parent], linked=True)
         return None

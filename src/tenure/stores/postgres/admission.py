@@ -334,14 +334,16 @@ class Admission:
                 self._again.append(ask._replace(start=last[ask.item][-1]))
 
     def _admit(self, ids: list[str]) -> None:
+        if not ids:
+            return
+        # First: each statement has its own time, and a wait that has ended in between must still be known as one.
+        over = self._rows(TIME_OVER, EXPIRED, ids)
+        self._done.cancelled += sum(state == State.CANCELLED for (state,) in over)
         for queue, job_id, state, limited in sorted(self._rows(ADMIT, ids)):
             if state == State.SCHEDULED:
                 self._done.scheduled = True
             elif not limited:
                 self._done.jobs[queue].append(job_id)
-        if ids:
-            over = self._rows(TIME_OVER, EXPIRED, ids)
-            self._done.cancelled += sum(state == State.CANCELLED for (state,) in over)
 
     # ── writes that wait for no lock ──
 

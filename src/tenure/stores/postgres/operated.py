@@ -60,7 +60,7 @@ DROP_UNMET = f"""
     WITH dropped AS (
         DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
             SELECT e.parent, e.child FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
-            WHERE e.child = %(id)s AND e.mine AND NOT {_MET})
+            WHERE e.child = %(id)s AND e.mine AND e.state <> 'skipped' AND NOT {_MET})
         RETURNING parent)
     INSERT INTO @.asks (item) SELECT parent FROM dropped"""
 

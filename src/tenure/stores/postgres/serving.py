@@ -74,9 +74,12 @@ SETTINGS = """
 #: no place.
 _UNBEGUN = "(SELECT state = 'queued' FROM @.jobs WHERE id = p.job_id)"
 COUNTED = f"""
-    SELECT a.key, p.held, p.unbegun, ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'begun'),
-        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){{more}}
+    SELECT a.key, p.held, p.unbegun, coalesce(t.begins, '{{{{}}}}'), coalesce(t.pauses, '{{{{}}}}'){{more}}
     FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
+    LEFT JOIN (
+        SELECT key, array_agg(at) FILTER (WHERE what = 'begun') AS begins,
+            array_agg(at) FILTER (WHERE what = 'pause') AS pauses
+        FROM told WHERE what <> 'look' GROUP BY key) AS t ON t.key = a.key
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, count(*) FILTER (WHERE unbegun) AS unbegun FROM (
             SELECT CASE WHEN a.most IS NULL THEN {_UNBEGUN} END AS unbegun

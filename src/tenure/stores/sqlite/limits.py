@@ -39,7 +39,8 @@ _ASK = """
 #: A key that is asked for is looked at first: it may be in use again.
 _FORGET = """
     DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
-        WHERE fades <= ? AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key) ORDER BY fades LIMIT ?)"""
+        WHERE fades <= ? AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key)
+            AND NOT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = k.key) ORDER BY fades LIMIT ?)"""
 _FORGET_ROWS = """
     DELETE FROM limits WHERE (key, name) IN (SELECT key, name FROM limits WHERE fades <= ? ORDER BY fades LIMIT ?)"""
 

@@ -172,8 +172,8 @@ def open_again(connection: apsw.Connection, job_id: str) -> bool:
         return False
     dropped = fetch(  # the handler gathers anew
         connection,
-        "DELETE FROM edges AS e WHERE e.child = ? AND e.mine AND NOT "
-        f"(SELECT {_SATISFIED} FROM (SELECT 1) LEFT JOIN jobs AS p ON p.id = e.parent) RETURNING parent",
+        "DELETE FROM edges AS e WHERE e.child = ? AND e.mine AND NOT e.skipped AND NOT EXISTS "
+        f"(SELECT 1 FROM jobs AS p WHERE p.id = e.parent AND {_SATISFIED}) RETURNING parent",
         (job_id,),
     )
     ask(connection, [parent for (parent,) in dropped])  # they may be kept for this job only

@@ -236,11 +236,12 @@ local function open_all(id, edges, all)
   for n = 1, #edges, 2 do
     local parent, edge = edges[n], tonumber(edges[n + 1])
     local state = redis.call('HGET', job(parent), 'state')
-    if marked(edge, MINE) and not met(edge, state) then
+    if marked(edge, MINE) and not marked(edge, SKIPPED) and not met(edge, state) then
       redis.call('ZREM', ns .. 'parents:' .. id, parent)
       redis.call('ZREM', ns .. 'unmet:' .. id, parent)
       redis.call('ZREM', ns .. 'children:' .. parent, id)
       redis.call('ZREM', ns .. 'pins:' .. parent, id)
+      release(parent)
     else
       if not marked(edge, SKIPPED) and (state or not marked(edge, 1)) then
         if all or not met(edge, state) then
