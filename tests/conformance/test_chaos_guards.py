@@ -147,7 +147,7 @@ def test_of_a_transaction_and_another_caller_one_gets_the_key(store: Store) -> N
         created.append(told)
 
     def outside() -> None:
-        enqueued.wait()
+        assert enqueued.wait(60)
         (answer,) = patiently(lambda: store.enqueue([draft(unique="k")]))
         created.append(answer.created)
 

@@ -70,9 +70,9 @@ def test_every_duty_has_its_turn_while_promotion_always_has_more_or_always_fails
     promote = always_more(world) if kind == "always more" else fails
 
     with serve(world, monkeypatch, promote).worker():
-        until(lambda: look(store, lease.job_id).state is not State.PROCESSING, "the rescue", 20.0)
-        until(lambda: store.ticks(schedule.name), "the tick", 20.0)
-        until(lambda: store.get(old) is None, "the prune", 20.0)
+        until(lambda: look(store, lease.job_id).state is not State.PROCESSING, "the rescue")
+        until(lambda: store.ticks(schedule.name), "the tick")
+        until(lambda: store.get(old) is None, "the prune")
 
 
 def test_jobs_that_fall_due_are_promoted_whatever_their_number(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +82,4 @@ def test_jobs_that_fall_due_are_promoted_whatever_their_number(world: World, mon
     world.advance(1.0)
 
     with serve(world, monkeypatch, lambda store, limit: store.promote(limit=limit)).worker():
-        until(lambda: all(look(store, each).state is State.QUEUED for each in ids), "all to be queued", 20.0)
+        until(lambda: all(look(store, each).state is State.QUEUED for each in ids), "all to be queued")

@@ -70,6 +70,7 @@ def judge(site: Site) -> int:
     told = {line.event: set[str]() for line in site.lines(event="tick")}
     for line in site.lines(event="tick"):
         told[line.event].add(line.job)
+    assert told, "no tick ran"
     twice = {tick: ids for tick, ids in told.items() if len(ids) > 1}
     assert not twice, f"a tick ran as several jobs: {twice}"
     unknown = {line.job for line in site.lines(event="tick")} - jobs.keys()

@@ -198,6 +198,8 @@ def test_the_other_ways_to_mount_it_work(name: str, folder: Path) -> None:
         page = client.get("/jobs/")
 
         assert page.status_code == 200
-        for asset in re.findall(r'(?:href|src)="(/jobs/static/[^"]+)"', page.text):
+        assets = re.findall(r'(?:href|src)="(/jobs/static/[^"]+)"', page.text)
+        assert assets
+        for asset in assets:
             assert client.get(asset).status_code == 200
         assert 'href="/jobs/dead"' in page.text

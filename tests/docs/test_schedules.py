@@ -173,5 +173,7 @@ def test_every_kind_of_alert_and_every_policy_has_its_row(folder: Path) -> None:
 def test_every_command_of_schedules_is_shown(folder: Path) -> None:
     shown = tenure_command(folder, "schedules", "--help").stdout
 
-    for command in re.findall(r"^│ ([a-z]+) ", shown.partition("─ Commands ─")[2], re.MULTILINE):
+    commands = re.findall(r"^│ ([a-z]+) ", shown.partition("─ Commands ─")[2], re.MULTILINE)
+    assert {"list", "trigger"} <= set(commands)
+    for command in commands:
         assert f"tenure schedules {command}" in PAGE or f"`{command}`" in PAGE, command

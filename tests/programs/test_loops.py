@@ -584,9 +584,9 @@ def test_a_job_that_reports_is_not_hung_because_its_neighbour_blocks_the_loop(tm
         """
         @jobs.task(stale_after="1s", max_crashes=0)
         async def reports(job: Job) -> str:
-            for _ in range(6):
+            for _ in range(36):
                 job.progress(0.5)
-                await asyncio.sleep(0.6)
+                await asyncio.sleep(0.1)
             return "done"
 
         @jobs.task

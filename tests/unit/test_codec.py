@@ -227,8 +227,8 @@ def test_a_result_is_not_read_without_the_key(tmp_path: Path) -> None:
                 with pytest.raises(
                     Locked, match=f"it needs the key {AesSiv(NEW).key}, which this process does not have; give it"
                 ):
-                    other.result("5s")
-        assert failed.result("5s") == "1"
+                    other.result("60s")
+        assert failed.result("60s") == "1"
 
 
 def test_a_value_from_before_the_codec_is_read(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_job_whose_payload_was_altered_is_a_dead_letter(cut: bool, tmp_path: P
         assert store.rewrite([(Text("payload", str(mine.id), "", stands), put_there)]) == 1
 
         with jobs.worker(), pytest.raises(JobFailed, match="it was cut short, changed, or moved here from another job"):
-            mine.result("20s")
+            mine.result("60s")
         assert other.result("0s") == "other"
 
 

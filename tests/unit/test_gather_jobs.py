@@ -458,7 +458,7 @@ def test_nothing_is_gathered_inside_a_transaction(tmp_path: Path) -> None:
                 said.append(str(raised.value))
 
     with jobs, jobs.worker(concurrency=1):
-        handler.enqueue().result("20s")
+        handler.enqueue().result("60s")
     assert len(said) == 3
 
 

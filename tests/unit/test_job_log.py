@@ -29,6 +29,7 @@ from tenure.worker.attempts import Attempts
 from tenure.worker.embedded import _Serving
 from tenure.worker.executor import Attempt
 from tenure.worker.job_log import MAX_BYTES, MAX_LINES, JobLog, JobLogHandler, Log, LogLine, decode, encode
+from waiting import until
 
 log = logging.getLogger("shop.parcels")
 AT = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
@@ -291,6 +292,7 @@ def test_a_reader_sees_whole_logs_while_they_are_written() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
+        until(lambda: decode(kept.text()).dropped, "a log that is full")
         seen = [decode(kept.text()) for _ in range(300)]
     finally:
         stop.set()

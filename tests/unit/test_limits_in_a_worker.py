@@ -112,7 +112,9 @@ def test_places_are_handed_on_by_the_worker_whose_jobs_have_ended(jobs: Tenure, 
     with worker(jobs, store, slots=2):
         until(lambda: len(ran) == 30, "all jobs have run")
 
-    assert sum(name.startswith("tenure-background") for name in store.admitted_by) >= 25
+    assert (
+        sum(name.startswith("tenure-background") for name in store.admitted_by) >= 15
+    )  # the maintenance looks once a second, too
 
 
 def test_the_worker_looks_again_while_there_is_more(jobs: Tenure, store: Watched) -> None:
@@ -124,7 +126,9 @@ def test_the_worker_looks_again_while_there_is_more(jobs: Tenure, store: Watched
     with worker(jobs, store, slots=6):
         until(lambda: len(ran) == 30, "all jobs have run")
 
-    assert sum(name.startswith("tenure-background") for name in store.admitted_by) >= 25
+    assert (
+        sum(name.startswith("tenure-background") for name in store.admitted_by) >= 15
+    )  # the maintenance looks once a second, too
 
 
 def test_what_the_worker_could_not_hand_over_is_handed_over_by_the_maintenance(jobs: Tenure, store: Watched) -> None:

@@ -344,6 +344,8 @@ def test_a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs
         until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 2, "it is active")
         behind.refuses = None
         assert len(handle.result("60s")) == 5000
+    job = look(store, str(handle.id))
+    assert (job.attempt, job.crashes_total) == (1, 0)
 
 
 @plain
@@ -356,7 +358,8 @@ def test_a_job_that_reports_is_active_while_its_checkpoint_waits_for_the_bucket(
         until(lambda: behind.calls, "its checkpoint is brought there")
         seen = {look(store, str(handle.id)).last_activity_at}
         until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 3, "it is active")
-        assert look(store, str(handle.id)).checkpoint is None
+        job = look(store, str(handle.id))
+        assert (job.checkpoint, job.attempt, job.crashes_total) == (None, 1, 0)
         behind.refuses = None
         until(lambda: look(store, str(handle.id)).checkpoint, "its checkpoint is stored")
         handle.cancel()

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
+from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -332,12 +333,13 @@ def test_a_connection_that_hears_nothing_more_is_given_up(
 
 def test_a_database_that_cannot_hold_every_text_is_refused(url: str) -> None:
     databases = shared_postgres()
-    databases.execute("CREATE DATABASE narrow ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0")
+    name = f"narrow_{token_hex(4)}"
+    databases.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0")
     try:
         with pytest.raises(Exception, match="LATIN1, which can't hold every text"):
-            PostgresStore(databases.url("narrow")).migrate()
+            PostgresStore(databases.url(name)).migrate()
     finally:
-        databases.execute("DROP DATABASE narrow WITH (FORCE)")  # the session that was refused may not be over
+        databases.execute(f"DROP DATABASE {name} WITH (FORCE)")  # the session that was refused may not be over
 
 
 def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Connection) -> None:

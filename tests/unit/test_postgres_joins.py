@@ -781,7 +781,7 @@ def test_who_is_cancelled_goes_on_only_when_the_statement_has_ended() -> None:
 
     def statement() -> None:
         started.set()
-        go.wait()
+        assert go.wait(60)
         ended.append("statement")
         raise ZeroDivisionError
 

@@ -179,7 +179,7 @@ def test_many_who_come_at_once_make_one_read_and_later_ones_do_not_wait_for_it(
         return len(reads)
 
     def first() -> int:
-        together.wait()
+        together.wait(60)
         return memo.get("k", read, fresh=60.0)
 
     def slowly() -> int:
