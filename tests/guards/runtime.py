@@ -31,8 +31,8 @@ TABLE = Table(
         Guard("a worker of jobs that run alone claims nothing while an outcome is unstored", "worker/slots.py", "if self.alone and not self.empty:", "if self.alone and (self.running or self.successors):", HERE + "a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone"),
         Guard("an embedded worker claims nothing beside a job that runs alone", "worker/claims.py", "        self._slots.alone = bool(claimed)\n", "        self._slots.alone = False\n", HERE + "a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone"),
         Guard("an embedded worker lets a job that runs alone have its turn", "worker/claims.py", "            slots.alone = True  # claim nothing else until nothing runs\n            return []\n", "            pass\n", HERE + "an_embedded_worker_runs_a_job_alone_beside_steady_traffic"),
-        Guard("a drained worker hands back what a late claim brings", "worker/attempts.py", "        if slots.handing_back:\n", "        if False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
-        Guard("a job that expired is not run", "worker/attempts.py", "elif claimed.expired:", "elif False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
+        Guard("a drained worker hands back what a late claim brings", "worker/attempts.py", "        elif slots.handing_back:\n", "        elif False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
+        Guard("a job that expired is not run", "worker/attempts.py", "        if claimed.expired:", "        if False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
         Guard("a job of an unknown task is snoozed, uncharged", "worker/attempts.py", "self._refuse(claimed, unknown_task(claimed))", "self._refuse(claimed, Cancelled(claimed.task))", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),
         # ── large values ──
         Guard("a value is in the bucket before its row is written", BUCKET, "                    put.result(WAIT_SECONDS)\n", "                    pass\n", OFFLOAD + "nothing_is_stored_if_the_bucket_does_not_take_it"),

@@ -432,6 +432,19 @@ def test_a_pydantic_secret_would_be_lost_and_is_refused() -> None:
     assert "use tenure.Secret" in refusal(sign_in, Login(password="t0p"))
 
 
+def test_ten_asterisks_in_a_pydantic_model_are_no_secret() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Mail(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        body: str
+
+    def send(mail: object) -> None: ...
+
+    send.__annotations__ = {"mail": Mail, "return": None}
+    mail = Mail(body=f"a rule\n{'*' * 10}\n")
+    assert round_trip(send, mail) == ((mail,), {})
+
+
 def test_the_refusal_names_a_file_path_as_no_json() -> None:
     jobs = Tenure("memory:")
 

@@ -73,6 +73,20 @@ def test_databases_do_not_hear_each_other(database: Path, runtime: Path, tmp_pat
     other.close()
 
 
+def test_a_listener_begins_while_the_file_is_away_and_says_so_when_it_is_back(database: Path, runtime: Path) -> None:
+    notifier = SqliteNotifier(str(database), str(runtime))
+    away = database.rename(database.with_name("away.db"))
+
+    ear = notifier.listen()
+
+    assert ear.drain() == [ANY]  # it asks the store
+    away.rename(database)
+    assert ear.drain() == [ANY]
+    assert ear.drain() == []
+    ear.close()
+    notifier.close()
+
+
 def test_the_socket_of_a_dead_listener_is_swept_away(database: Path, runtime: Path) -> None:
     notifier = SqliteNotifier(str(database), str(runtime))
     ear = notifier.listen()

@@ -24,7 +24,7 @@ from tenure.core.lifecycle import Released
 from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import Ended, WorkerProcess
-from tenure.supervisor.processes import FIRST_SPARE_SECONDS, ProcessTable
+from tenure.supervisor.processes import FIRST_SPARE_SECONDS, MAX_BACKOFF_SECONDS, ProcessTable
 from tenure.supervisor.settler import rest_of
 from tenure.supervisor.spares import Spares
 from tenure.supervisor.watch import Watch
@@ -345,6 +345,23 @@ def test_a_worker_with_a_high_file_number_is_removed() -> None:
         ours.close()
         theirs.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_store_that_is_away_for_days_is_tried_again_every_half_minute() -> None:
+    table = ProcessTable(
+        SLEEPER,
+        MainLoop(),
+        lambda: 0.0,
+        on_message=lambda worker, message: None,
+        on_exit=lambda worker: None,
+        stopping=lambda: False,
+        echo=print,
+    )
+    for _ in range(1100):
+        table._schedule_start()
+
+    assert table._start_at[:3] == [1.0, 2.0, 4.0]
+    assert table._start_at[-1] == MAX_BACKOFF_SECONDS
 
 
 # ── Spares ──

@@ -210,6 +210,76 @@ def test_a_key_made_from_arguments_is_checked_when_it_is_made(jobs: Tenure) -> N
         hide.bind(Secret("t0p"))
 
 
+@dataclass
+class Card:
+    token: Secret[str]
+
+
+def test_a_key_is_made_of_no_secret_inside_an_argument(jobs: Tenure) -> None:
+    """All jobs would have the same key, and all but the first would not be stored."""
+
+    @jobs.task(unique="{card.token}")
+    def charge(card: Card) -> None: ...
+    @jobs.task(unique="{card}")
+    def refund(card: Card) -> None: ...
+
+    for task, named in ((charge, "card.token"), (refund, "card")):
+        with pytest.raises(InvalidOption, match=f"unique can't use '{named}': a Secret"):
+            task.bind(Card(Secret("t0p")))
+
+
+def scaled(factor: int, n: int) -> int:
+    return factor * n
+
+
+class Adder:
+    async def __call__(self, n: int) -> int:
+        return n + 1
+
+
+def prefixed(job: Job[Any], mark: str) -> Iterator[None]:
+    assert mark == "x"
+    yield
+
+
+def test_a_partial_and_an_object_that_can_be_called_are_tasks(jobs: Tenure) -> None:
+    jobs.around(functools.partial(prefixed, mark="x"))
+    double = jobs.task(name="double")(functools.partial(scaled, 2))
+    adder = jobs.task(name="adder")(Adder())
+
+    with jobs.testing() as queue:
+        handles = [double.enqueue(4), adder.enqueue(4)]
+        queue.drain()
+        assert [handle.result("0s") for handle in handles] == [8, 5]
+
+
+def test_an_error_that_is_never_retried_asks_for_no_delay(jobs: Tenure) -> None:
+    asked = []
+
+    def delay(error: Exception, failures: int) -> None:
+        asked.append(error)
+        raise RuntimeError("it has no header")
+
+    @jobs.task(retry=Retry(3, never=KeyError, delay=delay))
+    def charge() -> None:
+        raise KeyError("declined")
+
+    with jobs.testing() as queue:
+        handle = charge.enqueue()
+        with pytest.raises(KeyError):
+            queue.drain(failures="retry")
+        assert (handle.status().state, handle.status().attempt, asked) == ("dead", 1, [])
+
+
+def test_a_task_is_declared_where_the_current_folder_was_deleted(
+    jobs: Tenure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+
+    jobs.task(name="scaled")(scaled)
+
+
 # ── binding ──
 
 

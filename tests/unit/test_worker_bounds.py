@@ -154,6 +154,20 @@ def test_an_outage_is_counted_from_the_call_that_failed_to_the_one_that_is_answe
     assert 0.3 <= seconds <= took
 
 
+def test_a_store_that_is_away_for_long_is_asked_again_without_end(
+    store: SlowLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "RETRY_SECONDS", 0.0)
+
+    async def main() -> None:
+        here = StoreAccess(store, Events())
+        for _ in range(1100):
+            await here.retry_later("write", StoreAway("no answer"))
+        here.close()
+
+    asyncio.run(main())
+
+
 class Bell:
     """A notifier and its only listener: what is rung is heard at the next look, of which there are many a second."""
 

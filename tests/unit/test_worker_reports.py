@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import LeaseLost, Locked, StoreBusy
 from tenure.ports import Claimed, Filter, Progress
 from tenure.stores.memory import MemoryStore
-from tenure.worker import reports
+from tenure.worker import misfits, reports
 from tenure.worker.executor import Attempt, Host, _Inline
 from tenure.worker.signals import signal_in
 from tenure.worker.slots import Backlog, End, Slots
@@ -201,3 +202,32 @@ def test_jobs_of_unknown_tasks_share_a_label(store: MemoryStore, jobs: Tenure, m
     counts = tally.counted()
     assert {key for key in counts if key[0] == "outcomes"} == {("outcomes", "(unknown)", "snoozed")}
     assert counts["outcomes", "(unknown)", "snoozed"] >= 20
+
+
+def test_a_job_that_has_expired_is_cancelled_by_a_worker_that_could_not_run_it(
+    store: MemoryStore, jobs: Tenure
+) -> None:
+    """Put off, it would never expire: only the first claim says that it has."""
+
+    @jobs.task
+    def pack() -> None: ...
+
+    job_id = put(store, task="not_deployed_yet", expires=0.001)
+    until(lambda: store.now() > look(store, job_id).enqueued_at + timedelta(seconds=0.01), "it has expired")
+
+    with jobs.worker():
+        until(lambda: look(store, job_id).attempt, "it was claimed")
+        until(lambda: look(store, job_id).state is not State.PROCESSING, "it was answered for")
+
+    assert look(store, job_id).state is State.CANCELLED
+
+
+def test_a_replayed_misfit_has_its_whole_time_again() -> None:
+    told = [f"{misfits.MISFIT} since 2026-11-25 10:00:00 UTC: no"] * 2
+    before = [
+        SimpleNamespace(outcome=outcome, error=error)
+        for outcome, error in zip(("snoozed", "failed"), told, strict=True)
+    ]
+
+    assert misfits._since(cast("Any", before[:1])) is not None
+    assert misfits._since(cast("Any", before)) is None

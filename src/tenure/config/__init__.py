@@ -29,6 +29,7 @@ from tenure.config.values import (
     valid_queue,
 )
 from tenure.core.durations import spell
+from tenure.core.retry import MOST_FAILURES
 from tenure.errors import InvalidOption
 
 __all__ = [
@@ -137,7 +138,9 @@ SETTINGS: tuple[Setting, ...] = (
         partial(values.length, least=0.05, most=3600.0),
         "How often a worker with a free slot polls the store, whether or not the notifier rang.",
     ),
-    Setting("retry_max", "10", partial(values.whole, least=1, most=1_000_000), "Failures after which a job is dead."),
+    Setting(
+        "retry_max", "10", partial(values.whole, least=1, most=MOST_FAILURES), "Failures after which a job is dead."
+    ),
     Setting("retry_base", "1s", values.length, "The wait after failure n is random, up to this × 2^n and the cap."),
     Setting("retry_cap", "30s", values.length, "The longest wait before a retry."),
     Setting("keep", "7d", _keep, "How long completed and cancelled jobs are kept; at least 1h."),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tenure.core.limits import Key
 
 Raises = type[Exception] | tuple[type[Exception], ...]
+MOST_FAILURES = 1_000_000  #: that a policy may ask for: every store can count so far
 
 
 def full_jitter(failures: int, base: float, cap: float, draw: float) -> float:
@@ -68,8 +69,12 @@ class Retry:
                 f"Retry: there is no option {next(iter(unknown))!r}; write Retry(3) for at most 3 failures, so 2 "
                 "retries; the others are base, cap, on, never, delay"
             )
-        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidOption(f"max_failures: expected a whole number from 1 (1 = no retry), got {max_failures!r}")
+        whole = isinstance(max_failures, int) and not isinstance(max_failures, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not whole or not 1 <= max_failures <= MOST_FAILURES:
+            raise InvalidOption(
+                f"max_failures: expected a whole number from 1 (1 = no retry) to {MOST_FAILURES:,}, "
+                f"got {max_failures!r}"
+            )
         put = object.__setattr__
         put(self, "max_failures", max_failures)
         put(self, "base", seconds(base, "base"))

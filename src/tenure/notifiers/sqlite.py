@@ -135,7 +135,9 @@ class SqliteListener:
         self._connection: apsw.Connection | None = None
         forks.refuse_sqlite()
         forks.add(self)
-        self._version: int | None = self._data_version()
+        self._version: int | None = None
+        with suppress(apsw.Error):  # as `drain` does: the file may be away for a moment
+            self._version = self._data_version()
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._path = Path()

@@ -145,7 +145,7 @@ class ProcessTable:
 
     def _schedule_start(self) -> None:
         self._failed_starts += 1
-        delay = min(2.0 ** (self._failed_starts - 1), MAX_BACKOFF_SECONDS)
+        delay = min(2.0 ** min(self._failed_starts - 1, 10), MAX_BACKOFF_SECONDS)
         self._start_at.append(self._boot() + delay)
 
     # ── messages and exits ──

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib import import_module
 from math import isfinite
 from typing import (
@@ -135,7 +135,7 @@ def _to_json(value: object) -> object:
         raise TypeError(flaw)
     if hasattr(kind, "__get_pydantic_core_schema__"):
         dumped = _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
-        if _STARRED in str(dumped):
+        if _STARRED in str(dumped) and _masked(_adapter(kind).dump_python(value, by_alias=True, round_trip=True)):
             raise TypeError(f"pydantic masks a secret of {kind.__name__}, so it would be lost; use tenure.Secret")
         return dumped
     if inspect.iscoroutine(value):
@@ -145,6 +145,15 @@ def _to_json(value: object) -> object:
         f"a value of type {kind.__name__} can't be written as JSON; use plain values, dataclasses, "
         "msgspec Structs, pydantic models"
     )
+
+
+def _masked(value: object) -> bool:
+    """Has it one of pydantic's own secrets?"""
+    if isinstance(value, dict):
+        return any(map(_masked, (*cast("dict[object, object]", value), *cast("dict[object, object]", value).values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_masked, cast("Iterable[object]", value)))
+    return hasattr(value, "get_secret_value")
 
 
 def _from_json(kind: Any, value: Any) -> object:
@@ -337,7 +346,15 @@ class Arguments:
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        return get_type_hints(self._fn, include_extras=True)
+        fn = self._fn
+        while isinstance(fn, partial):  # it has no hints of its own
+            fn = cast("partial[object]", fn).func
+        try:
+            return get_type_hints(fn, include_extras=True)
+        except TypeError:
+            if inspect.isroutine(fn):
+                raise
+        return get_type_hints(type(fn).__call__, include_extras=True)  # an object that can be called
 
     @cached_property
     def takes_job(self) -> bool:
@@ -356,7 +373,7 @@ class Arguments:
     @cached_property
     def is_async(self) -> bool:
         """Must the handler's return value be awaited?"""
-        if inspect.iscoroutinefunction(self._fn):
+        if inspect.iscoroutinefunction(self._fn) or inspect.iscoroutinefunction(type(self._fn).__call__):
             return True
         return get_origin(self._hints.get("return")) in (Awaitable, Coroutine)
 

@@ -134,7 +134,10 @@ def _place(fn: Callable[..., Any]) -> str:
     code: CodeType | None = getattr(inspect.unwrap(fn), "__code__", None)
     if code is None:
         return str(getattr(fn, "__module__", "?"))
-    path = os.path.relpath(code.co_filename)
+    try:
+        path = os.path.relpath(code.co_filename)
+    except OSError:  # the current folder was deleted
+        path = code.co_filename
     return f"{code.co_filename if path.startswith('..') else path}:{code.co_firstlineno}"
 
 

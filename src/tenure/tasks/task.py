@@ -37,7 +37,7 @@ from tenure.core.lifecycle import Edge
 from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
 from tenure.ports import RESERVED, Draft, Enqueued, Links
-from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain, readable
+from tenure.tasks.arguments import STARS, Arguments, Secret, decoder, dump, plain, readable
 from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.hints import TASK, USING, foreign_names, unknown_options
@@ -276,9 +276,7 @@ class Task(Generic[P, R_co]):
         if self.unique is None:
             return None
         values = msgspec.structs.asdict(bound)
-        if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
-            raise InvalidOption(f"{self.name}: unique can't use {secret[0]!r}: a Secret is *** in every text")
-        return self.stored_key(self.unique.format(**values))
+        return self.stored_key(_Keys(self.name).vformat(self.unique, (), values))
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.largest_payload)
@@ -343,6 +341,19 @@ def _numbers_of(retry: Retry) -> Retry:
             "using(retry=…): only max_failures, base and cap are stored with a job; give on, never, delay to @jobs.task"
         )
     return retry
+
+
+class _Keys(Formatter):
+    """Writes keys, in which a Secret would be the same text for all jobs."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | str]:
+        value, name = super().get_field(field_name, args, kwargs)
+        if isinstance(value, Secret) or (not isinstance(value, str) and STARS in str(value)):
+            raise InvalidOption(f"{self._task}: unique can't use {field_name!r}: a Secret is *** in every text")
+        return value, name
 
 
 def _fields(template: str) -> list[str]:

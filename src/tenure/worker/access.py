@@ -97,7 +97,8 @@ class StoreAccess:
             return
         self._answered.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(RETRY_SECONDS, RETRY_SECONDS / 16 * 2**failures) * uniform(0.8, 1.2)):
+            pause = min(RETRY_SECONDS, RETRY_SECONDS / 16 * 2.0 ** min(failures, 10))
+            async with asyncio.timeout(pause * uniform(0.8, 1.2)):
                 await self._answered.wait()
 
     def recovered(self, duty: Duty) -> None:

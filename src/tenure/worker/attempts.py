@@ -54,12 +54,12 @@ class Attempts:
             old.request_stop("lease_lost", None)
             return
         task, plain = self._program.tasks.find(claimed.task), claimed.is_plain
-        if slots.handing_back:
+        if claimed.expired:  # first: only the first claim says so
+            self._refuse(claimed, Cancelled(EXPIRED))
+        elif slots.handing_back:
             self._refuse(claimed, Released(slots.handing_back))
         elif task is None:
             self._refuse(claimed, unknown_task(claimed))
-        elif claimed.expired:
-            self._refuse(claimed, Cancelled(EXPIRED))
         elif not plain and (sealed := sealed_in(claimed)) is not None:
             self._refuse(claimed, locked(claimed, sealed))
         else:

@@ -393,7 +393,9 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
         case _ if attempt.stopping and came_of_a_stop(error):
             return attempt.verdict
         case Exception() as raised:
-            return Failed(describe(raised), retry.wait(raised, failures), final=not retry.retries(raised))
+            if not retry.retries(raised):  # without asking the task's own `delay`, which may raise
+                return Failed(describe(raised), final=True)
+            return Failed(describe(raised), retry.wait(raised, failures))
         case _:
             return Failed(describe(error))
 
@@ -457,7 +459,7 @@ class _Around:
     """A plain `@jobs.around` of one attempt. It can't swallow: what the handler raised decides the outcome."""
 
     def __init__(self, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
-        self._attempt, self._name = attempt, around.__name__
+        self._attempt, self._name = attempt, _name_of(around)
         self._block = contextmanager(around)(Job(attempt))
 
     def __enter__(self) -> None:
@@ -474,7 +476,7 @@ class _AsyncAround:
     """An async `@jobs.around` of one attempt."""
 
     def __init__(self, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
-        self._attempt, self._name = attempt, around.__name__
+        self._attempt, self._name = attempt, _name_of(around)
         self._block = asynccontextmanager(around)(Job(attempt))
 
     async def __aenter__(self) -> None:
@@ -487,10 +489,14 @@ class _AsyncAround:
             self._attempt.swallowed = self._name, error
 
 
+def _name_of(around: Callable[..., Any]) -> str:
+    return getattr(around, "__name__", None) or repr(around)  # a partial has none
+
+
 def _enter(stack: ExitStack, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
     if inspect.isasyncgenfunction(around):
         raise TenureError(
-            f"@jobs.around {around.__name__} is async, but {attempt.claimed.task} is a plain function that runs in a "
+            f"@jobs.around {_name_of(around)} is async, but {attempt.claimed.task} is a plain function that runs in a "
             "thread: write it as a plain generator"
         )
     stack.enter_context(_Around(around, attempt))

@@ -93,7 +93,8 @@ def misfit(store: Store, claimed: Claimed, why: str) -> Misfit | Fail:
 def _since(attempts: Iterable[AttemptView]) -> datetime | None:
     """Since when it has been a misfit, by the reason of an earlier attempt. A drain in between changes nothing."""
     before = [each for each in attempts if each.outcome != "released"]
-    found = _SINCE.match(before[-1].error) if before else None
+    last = before[-1] if before else None  # failed: it was given up, and somebody has replayed it
+    found = None if last is None or last.outcome != "snoozed" else _SINCE.match(last.error)
     return None if found is None else datetime.strptime(found["since"], _STAMP).replace(tzinfo=UTC)
 
 
