@@ -508,6 +508,15 @@ def test_rotation_leaves_the_engine_s_own_jobs_and_what_is_kept_of_a_command() -
     assert after == before
 
 
+def test_rotation_encrypts_jobs_of_an_app_in_a_queue_named_as_that_of_alerts() -> None:
+    store = MemoryStore()
+    job_id = put(store, queue="tenure.alerts", payload='{"n":1}')
+
+    *_, done = rotate(store, AesSiv([NEW]))
+
+    assert (done.written, is_sealed(look(store, job_id).payload)) == (1, True)
+
+
 def test_an_alert_that_an_earlier_release_encrypted_stops_no_other() -> None:
     store = MemoryStore()
     put(sealed(store, AesSiv([NEW])), queue="tenure.alerts", task="tenure.alert", payload='{"sink":"hook"}')

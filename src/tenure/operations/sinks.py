@@ -20,13 +20,13 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from tenure.config import Settings, sink_label
-from tenure.core.lifecycle import ALERTS
+from tenure.core.lifecycle import ALERT, ALERTS
 from tenure.core.text import install
 from tenure.errors import InvalidOption, TenureError
 
 LOG = "log"
 QUEUE = ALERTS
-TASK = "tenure.alert"
+TASK = ALERT
 SEND_SECONDS = 10.0
 SERVICE_SECONDS = 1.0  #: between two messages to an apprise service, which may itself wait for up to 5.5
 

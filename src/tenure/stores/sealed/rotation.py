@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tenure.codecs import Codec
-from tenure.core.lifecycle import ALERTS, GUARD, State
+from tenure.core.lifecycle import ALERT, ALERTS, GUARD, State
 from tenure.core.sealed import is_sealed, key_of, why_sealed
 from tenure.errors import NotFetched
 from tenure.ports import EDITS, AttemptView, Field, Filter, JobView, Store, Text
@@ -82,7 +82,8 @@ def _pages(store: Store) -> Iterator[tuple[int, list[Text]]]:
 
 
 def _of(store: Store, job: JobView) -> Iterator[Text]:
-    if job.queue == ALERTS or (job.queue == GUARD and '"command"' in job.payload):
+    alert = (job.task, job.queue) == (ALERT, ALERTS)  # an app may have a queue of that name
+    if alert or (job.queue == GUARD and '"command"' in job.payload):
         return  # they are delivered, and read, where no app names the codec
     for field in _ALWAYS:
         text = getattr(job, field)
