@@ -27,6 +27,9 @@ class _Fetching(Seal):
     def _shown(self, text: str, kind: Any, owner: str, key: str = "") -> str:
         return self._of(kind, owner, text)
 
+    def _compared(self, text: str, kind: Any, owner: str) -> str:
+        return self._of(kind, owner, text)
+
     def claimed(self, claimed: Claimed) -> Claimed:
         checkpoint = claimed.checkpoint and self._of("checkpoint", claimed.id, claimed.checkpoint)
         return claimed._replace(payload=self._of("payload", claimed.id, claimed.payload), checkpoint=checkpoint)

@@ -215,9 +215,12 @@ class Seal:
         for kind in _SEARCHED:
             text = getattr(job, kind)
             if text is not None and (is_sealed(text) or is_offloaded(text)):
-                opened = self.open(text, kind, job.id)
-                read[kind] = "" if is_sealed(opened) or is_offloaded(opened) else opened
+                read[kind] = self._compared(text, kind, job.id)
         return replace(job, **read) if read else job
+
+    def _compared(self, text: str, kind: Kind, owner: str) -> str:
+        opened = self.open(text, kind, owner)
+        return "" if is_sealed(opened) or is_offloaded(opened) else opened
 
     def _fields(self, job: JobView | Status) -> dict[str, Any]:
         shown: dict[str, Any] = {}
