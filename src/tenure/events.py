@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tenure.core.durations import spell
+from tenure.core.logs import logger
 from tenure.ports import Rescued, Runner
 
 
@@ -29,7 +30,7 @@ class Running(NamedTuple):
 
 
 JOBS = "tenure.jobs"  #: the logger of what goes well: INFO for each enqueued and each completed job
-_jobs = logging.getLogger(JOBS)
+_jobs = logger(JOBS)
 LogLine = tuple[str, tuple[object, ...], Mapping[str, object]]  #: a template, its values, the fields of the record
 UNKNOWN_TASK = "this worker knows no task"  #: how the reason of a job's snooze begins if its task is unknown
 DEPLOY = "deploy the code that has it, or give the renamed task aliases=[…]"
@@ -302,14 +303,14 @@ class Events:
                     fn(event)
                 except Exception:
                     with suppress(Exception):  # the subscriber that raised may be the program's own logging
-                        logging.getLogger("tenure.events").exception("a subscriber raised on: %s", event)
+                        logger("tenure.events").exception("a subscriber raised on: %s", event)
 
 
 def log_event(event: Event) -> None:
     """The default subscriber: stdlib logging, with the job's fields in `extra`, and the traceback of what it raised."""
     raised = event.exception if isinstance(event, AttemptFailed | JobDied) else None
     template, *values = event.words()
-    logging.getLogger(f"tenure.{event.area}").log(event.level, template, *values, exc_info=raised, extra=event.fields())
+    logger(f"tenure.{event.area}").log(event.level, template, *values, exc_info=raised, extra=event.fields())
 
 
 def headline(error: str) -> str:

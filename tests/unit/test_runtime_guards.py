@@ -796,9 +796,9 @@ def test_a_block_that_is_left_waits_a_while_for_a_store_that_is_away(
     def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         return finish(ends, tx=tx) if leaving.is_set() else away()
 
-    async def tell(worker: Worker, grace: float, *, block_ended: Callable[[], bool]) -> None:
+    async def tell(worker: Worker, grace: float, *, block_ended: Callable[[], bool], patience: float | None) -> None:
         asyncio.get_running_loop().call_later(0.1, leaving.set)
-        await drain(worker, grace, block_ended=block_ended)
+        await drain(worker, grace, block_ended=block_ended, patience=patience)
 
     monkeypatch.setattr(shop.store, "finish", finish_late)
     monkeypatch.setattr(Worker, "drain", tell)

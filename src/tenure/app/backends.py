@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from tenure.codecs import Codec
 from tenure.config import Settings
 from tenure.core import forks
 from tenure.core.durations import spell
+from tenure.core.logs import logger
 from tenure.core.sealed import ALTERED, is_sealed, why_sealed
 from tenure.core.text import install
 from tenure.errors import InvalidOption, Locked, UnknownJob
@@ -225,7 +225,7 @@ def embedded(
     asked, slots = checked(queues, concurrency, unknown)
     caps = asked or queue_caps(program, settings)
     if warning := program.unnamed(caps):
-        logging.getLogger("tenure.worker").warning(warning)
+        logger("tenure.worker").warning(warning)
     check_timers(program, settings, caps)
     if idle:
         return IdleWorker()

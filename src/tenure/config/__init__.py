@@ -6,7 +6,6 @@ A value is taken from the first of: flag, code, environment, `.env` of the curre
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +28,7 @@ from tenure.config.values import (
     valid_queue,
 )
 from tenure.core.durations import spell
+from tenure.core.logs import logger
 from tenure.core.retry import MOST_FAILURES
 from tenure.errors import InvalidOption
 
@@ -424,7 +424,7 @@ def setting_named(name: str) -> str:
 
 @cache
 def _warn_once(sentence: str) -> None:
-    logging.getLogger("tenure.config").warning(sentence)
+    logger("tenure.config").warning(sentence)
 
 
 def _spelled(row: Setting, value: object) -> str:

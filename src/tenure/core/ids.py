@@ -22,10 +22,13 @@ def new_id() -> str:
     """
     global _last
     with _lock:
-        _last = stamp = max(_last + 1, time.time_ns() // 1_000_000 << 12)
-        tail = f"{_random.getrandbits(62) | 1 << 63:x}"
-    millis = f"{stamp >> 12:012x}"
-    return f"{millis[:8]}-{millis[8:]}-7{stamp & 0xFFF:03x}-{tail[:4]}-{tail[4:]}"
+        stamp = time.time_ns() // 1_000_000 << 12
+        if stamp <= _last:
+            stamp = _last + 1
+        _last = stamp
+        bits = _random.getrandbits(62)
+    parts = stamp >> 28, stamp >> 12 & 0xFFFF, stamp & 0xFFF, bits >> 48 | 0x8000, bits & 0xFFFF_FFFF_FFFF
+    return "%08x-%04x-7%03x-%x-%012x" % parts  # noqa: UP031 (an f-string takes a third longer)
 
 
 def canonical(value: UUID | str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,12 +10,13 @@ from django.db import connections, transaction
 
 from tenure.config import Settings
 from tenure.core.lifecycle import State
+from tenure.core.logs import logger
 from tenure.errors import FlowMade
 from tenure.ports import Draft, Enqueued, Notifier, Store
 from tenure.tasks.client import Client
 from tenure.tasks.tracing import Tracing
 
-_log = logging.getLogger("tenure.django")
+_log = logger("tenure.django")
 
 
 class DjangoClient(Client):

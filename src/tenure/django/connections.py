@@ -7,7 +7,6 @@ through `sync_to_async`, in the one thread that asgiref keeps for this.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -19,9 +18,10 @@ from asgiref.sync import SyncToAsync
 from django.db import Error as DatabaseError
 from django.db import close_old_connections, connections
 
+from tenure.core.logs import logger
 from tenure.tasks.job import Job
 
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
 CLOSE_SECONDS = 5.0  #: how long the end of a worker waits for the thread of async handlers
 _lent: list[Any] = []  #: the connections of a test, which its handlers use too: their rows are not committed
 

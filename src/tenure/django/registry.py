@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,10 +9,11 @@ from typing import Any
 
 from django.apps import apps
 
+from tenure.core.logs import logger
 from tenure.tasks.registry import Registry
 from tenure.tasks.task import Task
 
-_log = logging.getLogger("tenure.django")
+_log = logger("tenure.django")
 HAS_TASKS = find_spec("django.tasks") is not None  #: Django 6.0 and newer
 
 

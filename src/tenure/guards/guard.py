@@ -6,7 +6,6 @@ Its code is asked to stop and waited for, like a job in an embedded worker: a gu
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -18,6 +17,7 @@ import msgspec
 
 from tenure.core.durations import Duration, seconds
 from tenure.core.lifecycle import GUARD, Cancelled, Outcome
+from tenure.core.logs import logger
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, TenureError
 from tenure.events import Running, current
 from tenure.guards.run import GuardedRun, GuardRule, Open, declared
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-_log = logging.getLogger("tenure.guard")
+_log = logger("tenure.guard")
 
 
 class _GuardedAttempt:

@@ -13,7 +13,6 @@ Life of a run:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +26,7 @@ from tenure.core.clock import system_clock
 from tenure.core.durations import Duration, spell
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome
+from tenure.core.logs import logger
 from tenure.errors import InvalidOption, LeaseLost, StoreAway, StoreError
 from tenure.guards.begin import Begun, try_to_begin
 from tenure.guards.progress import Unstored
@@ -44,7 +44,7 @@ PATIENCE = 30.0  #: how many seconds `begin` retries while the store is unavaila
 ALERT_AFTER = 1  #: failures in a row, until an alert: a command has no retries, and the next call may be a day away
 _TRIES = 50
 _NEVER = float("inf")
-_log = logging.getLogger("tenure.guard")
+_log = logger("tenure.guard")
 
 
 class GuardRule(TypedDict, total=False):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 
 import msgspec
 
+from tenure.core.logs import logger
 from tenure.ports import LimitRow, Store
 from tenure.schedules.releases import release_of, tries
 from tenure.schedules.timetable import Declared
 
-_log = logging.getLogger("tenure.limits")
+_log = logger("tenure.limits")
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 

@@ -7,7 +7,6 @@ the second.
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Protocol
 from tenure.config import Settings
 from tenure.core.host import end_leftovers, token_of
 from tenure.core.lifecycle import State
+from tenure.core.logs import logger
 from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.events import Events, JobRescued
 from tenure.maintenance.duty import Duty
@@ -239,9 +239,7 @@ class Maintenance:
             try:
                 log_declared(declaration.source, declaration.release, "schedules", self._declared(declaration))
             except (InvalidOption, BadData) as error:  # a retry would fail again; the other schedules are still fired
-                logging.getLogger("tenure.schedules").error(
-                    "the schedules of %s can't be declared: %s", declaration.source, error
-                )
+                logger("tenure.schedules").error("the schedules of %s can't be declared: %s", declaration.source, error)
             if self._undeclared is declaration:
                 self._undeclared = None
             self.hurry("fire")
@@ -301,7 +299,7 @@ def _rings_of(promoted: Promoted) -> list[Ring]:
 
 def log_declared(source: str, release: str, what: str, done: Declared) -> None:
     """Say what a declaration has changed. `what`: schedules, or limits."""
-    log = logging.getLogger(f"tenure.{what}")
+    log = logger(f"tenure.{what}")
     if done.older:
         log.warning(
             "the %s of %s stay as release %s declares them, which was first seen later than %s; to use these "

@@ -9,7 +9,6 @@ due already: no duty works until nothing is left while another one waits. A duty
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from tenure.core.durations import spell
+from tenure.core.logs import logger
 from tenure.errors import StoreError, TenureError
 from tenure.maintenance.holder import RETRY_SECONDS
 
-_log = logging.getLogger("tenure.maintenance")
+_log = logger("tenure.maintenance")
 BUDGET_SECONDS = 0.1
 LEAST = 16  #: a slow batch shrinks at most by this factor: where each call is slow, a smaller one is no faster
 SHARE = 4.0  #: after a failure that took a second, the duty leaves the loop to the others for at least four

@@ -6,7 +6,6 @@ If an ask was lost after all, its job would silently wait forever. The walk asks
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +13,11 @@ from datetime import datetime
 import msgspec
 
 from tenure.core.lifecycle import State
+from tenure.core.logs import logger
 from tenure.maintenance.roster import Turn
 from tenure.ports import LINKS_PROTOCOL, Filter, JobView, Store
 
-_log = logging.getLogger("tenure.maintenance")
+_log = logger("tenure.maintenance")
 KEPT_SECONDS = 86_400.0  #: how long lost waits are reported
 _LOST = "wait-lost:"
 _WAITING = Filter(states=frozenset({State.WAITING}))

@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import select
 import socket
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from hashlib import blake2s
 from random import uniform
 from secrets import token_hex
@@ -30,6 +29,7 @@ from psycopg import sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tenure.core.logs import logger
 from tenure.errors import InvalidOption
 from tenure.notifiers.inbox import Inbox
 from tenure.ports import ANY, Ring
@@ -63,7 +63,7 @@ _STANDBY = (
 
 _Signals = set[tuple[str, str]]  # kind and queue of a ring, or `_PROOF` and its token
 _decoder = msgspec.json.Decoder(dict[str, list[str]])
-_log = logging.getLogger("tenure.notifier")
+_log = logger("tenure.notifier")
 
 
 class PostgresNotifier:
@@ -102,13 +102,15 @@ class PostgresListener:
     def __init__(self, server: _Server, announcer: _Announcer) -> None:
         self.problem = ""
         self._server, self._announcer = server, announcer
-        self._inbox = Inbox()
         self._listening = False
         self._closing = False
         self._pid = os.getpid()
-        self._woken, self._wake = socket.socketpair()
         self._thread = Thread(target=self._run, name="tenure-listen", daemon=True)
-        self._thread.start()
+        with ExitStack() as made:  # no file or no thread may be left, just now
+            self._inbox = made.enter_context(closing(Inbox()))
+            self._woken, self._wake = map(made.enter_context, socket.socketpair())
+            self._thread.start()
+            made.pop_all()
 
     def fileno(self) -> int | None:
         return self._inbox.fileno()

@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from random import uniform
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -24,6 +23,7 @@ from weakref import WeakSet, finalize
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeout
 
+from tenure.core.logs import logger
 from tenure.notifiers.inbox import Inbox
 from tenure.ports import ANY, Ring
 
@@ -43,7 +43,7 @@ _START = (0, 0)
 
 _Signals = set[tuple[str, str]]  # kind and queue of a ring
 _Id = tuple[int, int]
-_log = logging.getLogger("tenure.notifier")
+_log = logger("tenure.notifier")
 
 
 class Connection(Protocol):
@@ -107,16 +107,18 @@ class RedisListener:
     def __init__(self, server: Server, bell: bytes) -> None:
         self.problem = ""
         self._server, self._bell = server, bell
-        self._inbox = Inbox()
         self._last: _Id | None = None
         self._listening = False
         self._closing = False
         self._pid = os.getpid()
-        self._woken, self._wake = socket.socketpair()
         self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
         self._thread = Thread(target=self._run, name="tenure-listen", daemon=True)
-        self._thread.start()
+        with ExitStack() as made:  # no file or no thread may be left, just now
+            self._inbox = made.enter_context(closing(Inbox()))
+            self._woken, self._wake = map(made.enter_context, socket.socketpair())
+            self._poll.register(self._woken, select.POLLIN)
+            self._thread.start()
+            made.pop_all()
 
     def fileno(self) -> int | None:
         return self._inbox.fileno()

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import defaultdict
@@ -26,6 +25,7 @@ import msgspec
 from tenure.config import Settings
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import LIVE
+from tenure.core.logs import logger
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import StoreError, TenureError
 from tenure.maintenance.roster import Lag
@@ -51,7 +51,7 @@ PATIENCE = Retry(13, base="1s", cap="15m")
 KEPT_SECONDS = 86_400.0  #: how long to keep a message for a sink that no process has configured
 SHARE = 100.0  #: each check is followed by a pause this many times as long, which bounds its load on the store
 
-_log = logging.getLogger("tenure.alerts")
+_log = logger("tenure.alerts")
 _decode = msgspec.json.Decoder(Incident).decode
 
 

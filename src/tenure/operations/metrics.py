@@ -10,7 +10,6 @@ Only `tenure worker --listen` and `tenure check --metrics` import this; a worker
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import sys
 import threading
@@ -30,6 +29,7 @@ from prometheus_client.registry import Collector
 from tenure.config import Settings, host_and_port, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
+from tenure.core.logs import logger
 from tenure.maintenance.holder import ASK_AFTER
 from tenure.operations.alerts import open_incidents
 from tenure.operations.keys import Sum, most_waited, oldest_of, usage
@@ -251,7 +251,7 @@ class Reader:
             self._found = Holdings.of(self._store)
         except Exception as error:
             self._found, share = None, 0.0  # how long it failed says nothing about what the next read costs
-            logging.getLogger("tenure.supervisor").warning("the store can't be read for metrics: %s", error)
+            logger("tenure.supervisor").warning("the store can't be read for metrics: %s", error)
         ended = time.monotonic()
         self._fresh_until = ended + max(FRESH_SECONDS, (ended - began) * share)
 
@@ -430,7 +430,7 @@ class Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), OSError):  # a client that disconnected is not worth logging
-            logging.getLogger("tenure.supervisor").exception("a request for metrics failed")
+            logger("tenure.supervisor").exception("a request for metrics failed")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -7,7 +7,6 @@ else.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
@@ -23,6 +22,7 @@ from opentelemetry.trace.propagation import get_current_span, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, State, outcome_name, reason_of
+from tenure.core.logs import logger
 from tenure.events import RESCUE_REASONS, headline
 from tenure.otel.metrics import Counters, Counts
 from tenure.ports import RESERVED, AttemptView, Claimed, Draft, Enqueued, JobView, Rescued
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
     from opentelemetry.util.types import Attributes
 
-_log = logging.getLogger("tenure.otel")
+_log = logger("tenure.otel")
 _headers = TraceContextTextMapPropagator()
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 _LONGEST = 512  #: characters of a text in a span

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tenure.core.logs import logger
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
 from tenure.ports.schedules import BROKEN, Change, Former, Run, RunStatus, Schedule, Standing, Tick
@@ -23,7 +24,7 @@ from tenure.schedules.guard_plan import EARLY, expect_guard
 from tenure.schedules.plan import Plan, Refused, lost_run, overdue_by, rule_of, same_definition, set_back, why_unread
 from tenure.schedules.releases import release_of, tries
 
-_log = logging.getLogger("tenure.schedules")
+_log = logger("tenure.schedules")
 _BATCH = 500
 HELD_SECONDS = 0.5
 _NAMES_KEPT = 10

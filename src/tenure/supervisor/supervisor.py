@@ -15,7 +15,6 @@ outage.py.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from tenure.core.clock import system_clock
 from tenure.core.durations import spell
 from tenure.core.host import cause_of
 from tenure.core.lifecycle import Crashed
+from tenure.core.logs import logger
 from tenure.events import Events, NotifierDegraded, WorkerDied, WorkerReplaced, WorkerStarted
 from tenure.maintenance.duty import Duty
 from tenure.maintenance.holder import LeaseHolder, identity
@@ -222,6 +222,9 @@ class Supervisor:
                 self._parts.orders.answered(message)
             case "counts":
                 self._reports.receive(worker.id, message)
+            case "draining":  # by its own decision: it gets a deadline, too
+                if not worker.draining:
+                    self._drain(worker, message["grace"])
             case "drained":
                 worker.drained = True
             case other:
@@ -352,7 +355,7 @@ class Supervisor:
     def _duty_failed(self, error: BaseException) -> None:
         """Called in the thread of a duty, as it ends."""
         self._loop.call(self._fail)  # before the log, whose handlers are the program's and may raise
-        logging.getLogger("tenure.supervisor").critical("a background thread has failed; exiting", exc_info=error)
+        logger("tenure.supervisor").critical("a background thread has failed; exiting", exc_info=error)
 
     def _fail(self) -> None:
         self._exit_code, self._stopping = 1, 2

@@ -6,7 +6,6 @@ Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ from weakref import WeakKeyDictionary
 from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
+from tenure.core.logs import logger
 from tenure.core.offloaded import is_offloaded
 from tenure.errors import FlowMade, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import LogLine, current, log_jobs
@@ -37,7 +37,7 @@ from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
 
-_log = logging.getLogger("tenure.notifier")
+_log = logger("tenure.notifier")
 
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
 MOST_ON_LOOP = 8192  #: characters of a job that is sent from the loop: the connection must accept them at once

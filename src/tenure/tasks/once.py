@@ -10,7 +10,6 @@ record together: `job.finish(tx=…)`.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Generator
@@ -22,6 +21,7 @@ import msgspec
 from tenure.core.durations import spell
 from tenure.core.host import host_name
 from tenure.core.ids import new_id
+from tenure.core.logs import logger
 from tenure.errors import StoreError, TenureError
 from tenure.ports import Store
 from tenure.tasks.arguments import decoder, dump, plain
@@ -29,7 +29,7 @@ from tenure.tasks.arguments import decoder, dump, plain
 HOLD_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 1.0
-_log = logging.getLogger("tenure.once")
+_log = logger("tenure.once")
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tenure.core.logs import logger
 from tenure.errors import (
     BadData,
     InvalidArguments,
@@ -38,7 +38,7 @@ from tenure.web.pages import CSRF, Renderer, View
 from tenure.web.security import Problem
 from tenure.web.site import Site
 
-_log = logging.getLogger("tenure.web")
+_log = logger("tenure.web")
 RETRY_AFTER = 5  #: seconds until a client should retry while the store is unavailable
 PROBLEM = "application/problem+json"
 _PROGRAMS = re.compile(r"/(?:api|live|metrics|healthz)(?:/|$)")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tenure.core.lifecycle import ENDED
+from tenure.core.logs import logger
 from tenure.errors import StoreAway, TenureError, UnknownJob
 from tenure.ports import Update
 from tenure.web import live
@@ -26,7 +26,7 @@ from tenure.web.live import EventStream, Places
 from tenure.web.models.jobs import JobUpdate
 from tenure.web.site import Site
 
-_log = logging.getLogger("tenure.web")
+_log = logger("tenure.web")
 _FIRST_SECONDS = 8.0  #: how long a stream waits to learn whether there is such a job before it begins all the same
 _RETRY_SECONDS = 1.0
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -20,13 +19,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tenure.core.logs import logger
 from tenure.errors import StoreAway, TenureError
 from tenure.web.access import User
 from tenure.web.pages import CSRF, Page, Renderer, View, match
 from tenure.web.security import Problem
 from tenure.web.site import Site
 
-_log = logging.getLogger("tenure.web")
+_log = logger("tenure.web")
 MOST_WATCHERS = 500
 _SHARE = 25  #: a page that takes 20 ms of processor time is rendered again after half a second
 _ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the processor's time at most

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from html import escape
@@ -25,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from tenure.config import Role
+from tenure.core.logs import logger
 from tenure.web.access import (
     SESSION_SECONDS,
     Access,
@@ -56,7 +56,7 @@ _EVENTS = re.compile(r"/api/v1/(?:jobs/[^/]+/)?events")  #: streams, which have 
 _REPORT_EVERY = 60.0
 _SEATS = 24  #: concurrent API calls: they share 40 threads with static files, and with the host app
 _BUSY = "The store is slow to answer, and the limit of calls waiting for it is reached."
-_log = logging.getLogger("tenure.web")
+_log = logger("tenure.web")
 
 
 class Problem(Exception):

@@ -27,7 +27,8 @@ MAX_REFUSAL = 500  # characters kept about a refused write
 class StoreAccess:
     """The threads that call the store, and the store's availability: which duties fail, and since when.
 
-    It has threads of its own, so that a handler that fills the loop's default pool can't delay claims or outcomes.
+    It has threads of its own, so that a handler that fills the loop's default pool can't delay claims or outcomes. They
+    are started at once: where no thread can be started later, the worker can still store what it runs.
     """
 
     def __init__(self, store: Store, events: Events) -> None:
@@ -37,6 +38,12 @@ class StoreAccess:
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
         self._background = ThreadPoolExecutor(1, "tenure-background")  # for writes that no job waits for
+        try:
+            for pool in self._pools:
+                pool.submit(int)
+        except RuntimeError:  # no thread can be started now
+            self.close()
+            raise
         self._failing: dict[Duty, int] = {}  #: how often in a row
         self._answered = asyncio.Event()  #: a duty that had failed has succeeded: the others may, too
         self._asked_at = self._wrote_at = 0.0
@@ -70,8 +77,12 @@ class StoreAccess:
         with suppress(StoreError):  # then the refusal is only in the log
             self.store.refused([(lease, why)])
 
+    @property
+    def _pools(self) -> tuple[ThreadPoolExecutor, ...]:
+        return self._claims, self._writes, self._background
+
     def close(self) -> None:
-        for pool in (self._claims, self._writes, self._background):
+        for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ── availability ──

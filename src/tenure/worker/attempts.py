@@ -46,6 +46,12 @@ class Attempts:
         for each in claimed:
             self._begin(each)
 
+    def take_over(self, left: Mapping[str, Attempt]) -> None:
+        """The host of these is now this object."""
+        for attempt in left.values():
+            attempt.host = self
+        self._slots.running.update(left)
+
     def _begin(self, claimed: Claimed) -> None:
         slots = self._slots
         old = slots.running.get(claimed.id)

@@ -45,6 +45,7 @@ from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.rescues import FLUSH_SECONDS, RescueTraces
 from tenure.worker.slots import Plan
+from tenure.worker.stops import TICK_SECONDS
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, declaration, own_threads, queue_caps, run_loop
 
@@ -275,6 +276,7 @@ class Child:
                         draining.cancel()
                     draining = asyncio.create_task(worker.drain(grace))
             await worker.close()
+            self._tick_on()
         if rescues is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(rescues.close), FLUSH_SECONDS)
@@ -300,7 +302,9 @@ class Child:
                 self._orders.put_nowait(message)
 
     def _drain(self, grace: float) -> None:
+        """Drain without an order of the supervisor, which kills this process if it does not end in time."""
         self._orders.put_nowait({"kind": "drain", "grace": grace})
+        self._link.send("draining", grace=grace)
 
     def _send_due(self) -> None:
         """One message for a flood of rings: a ring too soon after the last message is sent later, not dropped."""
@@ -354,6 +358,11 @@ class Child:
         elif now - self._idle_since > SOLO_IDLE_SECONDS:
             self._idle_since = now
             self._drain(0.0)
+
+    def _tick_on(self) -> None:
+        """Nothing runs any more, but what the resources close may take a while, and does not block the loop."""
+        self._lifeline.tick = self._boot()
+        asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick_on)
 
     # ── the watch thread ──
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import random
 
 from tenure.errors import StoreError
@@ -29,6 +30,7 @@ class ClaimLoop:
         self._beat, self._doorbell = beat, doorbell
         self._queues = list(plan.queues)
         self._asked_alone_at = slots.loop.time()  # when an embedded worker last asked for a job that must run alone
+        self._yields = False  #: it claims nothing, so that a queued job that must run alone can
         self._capped = any(cap is not None for cap in plan.queues.values())
         # With many slots, half of them run while the other half is claimed; few are not worth a second round trip.
         self._portion = Portion(plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2)
@@ -40,12 +42,22 @@ class ClaimLoop:
             slots.dry = False
             limit = min(slots.free(), self._portion.most)
             if not limit:
-                await wake.wait()  # until a slot is freed
+                await self._until_freed()
                 continue
             claimed = await self._claim(limit)
             if len(claimed) < limit and not may_be_cut(claimed) and not self._access.fails("claim"):
                 slots.dry = not (self._capped or slots.alone)  # queues are empty: a freed slot need not wake this loop
                 await woken(wake, self._poll_seconds())
+
+    async def _until_freed(self) -> None:
+        """Return when a slot is freed; or when the job that it yields to is gone: cancelled, or run elsewhere."""
+        slots = self._slots
+        if not self._yields:
+            await slots.wake.wait()
+        elif not await woken(slots.wake, ALONE_SECONDS):
+            with suppress(StoreError):  # the next look will tell
+                self._yields = await self._access.ask(self._suspects_wait)
+            slots.alone = self._yields
 
     def _poll_seconds(self) -> float:
         interval = self._plan.poll_interval
@@ -98,10 +110,10 @@ class ClaimLoop:
     async def _claim_embedded(self, wants: dict[str, int], free: int) -> list[Claimed]:
         """Claim ordinary jobs, or one that must run alone: if there are no others, or if it is its turn."""
         slots = self._slots
-        slots.alone = False  # else this claim would not have been made
+        slots.alone = self._yields = False  # else this claim would not have been made
         its_turn = slots.loop.time() - self._asked_alone_at > ALONE_SECONDS
         if its_turn and not slots.empty and await self._access.ask(self._suspects_wait):
-            slots.alone = True  # claim nothing else until nothing runs
+            slots.alone = self._yields = True  # claim nothing else until nothing runs
             return []
         if its_turn and slots.empty and (alone := await self._claim_alone()):
             return alone
@@ -180,7 +192,7 @@ class PermitLoop(ClaimLoop):
         if slots.claiming and permits.unused and await woken(slots.wake, HOLD_SECONDS):
             return
         permits.give_back(BACK_SOON_SECONDS if slots.claiming else 0.0)
-        await slots.wake.wait()
+        await self._until_freed()
 
     async def _use_permits(self, permits: HeldPermits, limit: int) -> None:
         slots = self._slots

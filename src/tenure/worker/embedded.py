@@ -4,13 +4,12 @@ Its event loop runs in a thread of its own, its heartbeat and its maintenance in
 the loop of `async with jobs.worker()` (caller.py), or on the worker's own loop for `with jobs.worker()`. It asks code
 to stop and waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the
 stop. If its lease can't be renewed, or the caller's loop is blocked for a whole lease, it drops its jobs and starts
-again under a new id.
+again under a new id. Code that has not stopped by then keeps its slot.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.host import memories
 from tenure.core.lifecycle import Released
+from tenure.core.logs import logger
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.maintenance.duty import Duty
@@ -38,9 +38,12 @@ from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
 from tenure.worker.rescues import RescueTraces
 from tenure.worker.slots import Plan
+from tenure.worker.stops import STOP_SECONDS
 from tenure.worker.worker import Worker, declaration, own_threads, run_loop
 
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
+AGAIN_SECONDS = 1.0  #: between two tries to begin again where no file or thread is left
+MOST_NAMED = 5  #: jobs in a line of the log
 
 
 class _Caller(NamedTuple):
@@ -104,14 +107,18 @@ class _Serving:
                 resources = self._caller.resources
                 watching = self.loop.create_task(self._caller.loop.watch())
                 stack.callback(watching.cancel)
+            left: Mapping[str, Attempt] = {}
             while self._running:
                 self._wake.clear()
                 self._fenced = False
-                worker = self._worker = self._new_worker(resources, due)
+                worker = await self._begin_worker(resources, due)
+                if worker is None:
+                    break
+                worker.take_over(left)
                 worker.start()
                 self.ready.set()
                 await self._wake.wait()
-                await worker.drain(self._grace, block_ended=self.closing.is_set)
+                left = await self._drained(worker)
                 await worker.close()
                 if worker.unstored:
                     _log.warning(
@@ -124,6 +131,38 @@ class _Serving:
                 await self._caller_answers()
                 if self._running:
                     self._register_again()
+
+    async def _begin_worker(self, resources: Mapping[type, object], due: Callable[[], None]) -> Worker | None:
+        """The next worker. None: the block ended before it could begin.
+
+        Only the first one fails for want of files or threads: later, the program has run for long, and has some again.
+        """
+        waits = False
+        while self._running:
+            try:
+                worker = self._worker = self._new_worker(resources, due)
+            except (OSError, RuntimeError) as error:
+                if not self.ready.is_set():
+                    raise
+                if not waits:
+                    _log.error("the embedded worker can't begin again yet: %r", error)
+                waits = True
+                await asyncio.sleep(AGAIN_SECONDS)
+            else:
+                return worker
+        return None
+
+    async def _drained(self, worker: Worker) -> Mapping[str, Attempt]:
+        """Drain it. Returns the attempts whose code did not stop although their lease was lost."""
+        patience = STOP_SECONDS if self._running else None
+        await worker.drain(self._grace, block_ended=self.closing.is_set, patience=patience)
+        if worker.running and not self._running:
+            await worker.drain(self._grace, block_ended=self.closing.is_set)
+        if left := dict(worker.running):
+            some = list(left.values())[:MOST_NAMED]
+            named = ", ".join(f"{each.claimed.task} {each.claimed.id}" for each in some)
+            _log.warning("the code of %d lost jobs did not stop when asked, and keeps its slots: %s", len(left), named)
+        return left
 
     def _new_worker(self, resources: Mapping[type, object], due: Callable[[], None]) -> Worker:
         return Worker(

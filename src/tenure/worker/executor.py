@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
-import logging
 import sys
 import threading
 import traceback
@@ -25,6 +25,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -32,12 +33,14 @@ from typing import Any, Protocol, TypeVar
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed, State
+from tenure.core.logs import logger
 from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
 from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
 from tenure.events import Running, current
 from tenure.ports import Claimed, Store
 from tenure.tasks.job import Job, Stopping
+from tenure.tasks.placeholders import may_have_markers
 from tenure.tasks.task import Task
 from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
@@ -55,7 +58,7 @@ T = TypeVar("T")
 
 MAX_ERROR = 16_384  # characters of an error kept with the job
 NO_THREAD_SECONDS = 5.0  #: until the next try, where no thread can be started: another worker may run it meanwhile
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
 
 
 class Host(Owner, Protocol):
@@ -90,6 +93,7 @@ class Attempt(Reporting[Host]):
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
     fetches = False  #: its arguments or its checkpoint are kept elsewhere: set before `start`
+    _pool: ThreadPoolExecutor  #: the worker's threads for what its attempts call
     trace: AttemptTrace | None = None
     _depth: int = 0  #: of the process that runs it (forked.py)
 
@@ -109,6 +113,7 @@ class Attempt(Reporting[Host]):
 
     def start(self, program: Program, pool: ThreadPoolExecutor, caller: CallersLoop | None = None) -> None:
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
+        self._pool = pool
         if program.tracing is not None:
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
         if self.fetches:
@@ -160,13 +165,13 @@ class Attempt(Reporting[Host]):
             task = self.task
             try:
                 if self.fetches:
-                    await asyncio.to_thread(self.fetch)
-                if self.claimed.linked:
-                    args, kwargs = await asyncio.to_thread(load, self.host.store, task, self.claimed, ahead=True)
+                    await self._aside(self.fetch)
+                if self.claimed.linked and may_have_markers(self.claimed.payload):
+                    args, kwargs = await self._aside(load, self.host.store, task, self.claimed, ahead=True)
                 else:
                     args, kwargs = task.arguments.load(self.claimed.payload)
             except InvalidArguments as error:
-                raise await asyncio.to_thread(misfit, self.host.store, self.claimed, str(error)) from error
+                raise await self._aside(misfit, self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
                 args = (Job(self), *args)
             if program.arounds:
@@ -188,8 +193,20 @@ class Attempt(Reporting[Host]):
             outcome = self._raised(error)
         except BaseException as error:  # SystemExit too: a handler must not exit its worker
             self._leave_fork(error)
-            outcome = self._raised(await aexcused(self, error))
+            outcome = self._raised(await aexcused(self, error, self._aside))
         self._end(outcome)
+
+    async def _aside(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
+        """Run the call in a thread of the worker's: those of `asyncio.to_thread` may all be busy with handlers' calls.
+
+        There are as many threads as attempts. Raises Lost if none can be started.
+        """
+        ran = functools.partial(contextvars.copy_context().run, call, *args, **keywords)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._pool, ran)
+        except RuntimeError as error:
+            raise Lost(timedelta(seconds=NO_THREAD_SECONDS), f"no thread could be started for it: {error}") from error
+        return await future
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
         context = contextvars.copy_context()
@@ -354,7 +371,7 @@ class Attempt(Reporting[Host]):
 
     async def aflush(self) -> None:
         self.check()
-        await asyncio.to_thread(self.host.store_now, self)
+        await self._aside(self.host.store_now, self)
 
     def _reported(self) -> None:
         self.host.reported(self)

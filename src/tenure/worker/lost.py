@@ -8,13 +8,13 @@ bucket of large values is no cause of that kind: a job that needs it waits for a
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from random import random
 from typing import Any
 
+from tenure.core.logs import logger
 from tenure.core.retry import Fail, Snooze, full_jitter
 from tenure.errors import BucketAway, StoreError
 from tenure.events import LOST
@@ -28,7 +28,7 @@ BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the fir
 
 _BUCKET = f"{LOST}: {BucketAway.__name__}"
 
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
 
 
 class Lost(Snooze):
@@ -46,12 +46,14 @@ def excused(attempt: Leased[Any], error: BaseException) -> BaseException:
         return error
 
 
-async def aexcused(attempt: Leased[Any], error: BaseException) -> BaseException:
-    """The same, for a handler on an event loop."""
+async def aexcused(
+    attempt: Leased[Any], error: BaseException, aside: Callable[..., Awaitable[BaseException]]
+) -> BaseException:
+    """The same, for a handler on an event loop. `aside` runs a call in a thread."""
     try:
         if not _came_of_a_loss(attempt, error):
             return error
-        return _logged(attempt, await asyncio.to_thread(judged, attempt, error))
+        return _logged(attempt, await aside(judged, attempt, error))
     except asyncio.CancelledError as stopped:
         return stopped
     except BaseException:

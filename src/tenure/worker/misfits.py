@@ -7,7 +7,6 @@ and with the key.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from tenure.core.lifecycle import Failed, Snoozed
+from tenure.core.logs import logger
 from tenure.core.retry import Fail, Snooze
 from tenure.core.sealed import MARK
 from tenure.core.text import clean
@@ -29,7 +29,7 @@ PATIENCE = timedelta(hours=24)  #: then it is a dead letter
 
 _STAMP = "%Y-%m-%d %H:%M:%S"
 _SINCE = re.compile(rf"{MISFIT} since (?P<since>\d+-\d+-\d+ \d+:\d+:\d+) UTC")
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
 
 
 def unknown_task(claimed: Claimed) -> Snoozed:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from tenure.core.logs import logger
 from tenure.events import Events, JobRescued
 from tenure.ports import Rescued, Store
 from tenure.tasks.tracing import Tracing
 
 FLUSH_SECONDS = 3.0  #: how long a worker's exit waits until the traces are handed over
-_log = logging.getLogger("tenure.worker")
+_log = logger("tenure.worker")
 
 
 class RescueTraces:

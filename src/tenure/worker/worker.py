@@ -21,7 +21,6 @@ Each part is a task on the event loop. `Slots` is the state they share; they rea
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from typing import TypeVar
 
 from tenure.config import Settings
 from tenure.core.lifecycle import Outcome, Released
+from tenure.core.logs import logger
 from tenure.events import Drained, Events
 from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Store
@@ -105,7 +105,12 @@ class Worker:
         progress = ProgressFlusher(slots.access, tally, keeping)
         attempts = self._attempts = Attempts(slots, progress, program, resources, tally, caller)
         beat = LeaseBeat(slots, attempts)
-        doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
+        try:
+            doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
+        except BaseException:  # no file or no thread is left for its listener
+            slots.access.close()
+            attempts.close()
+            raise
         claims = ClaimLoop
         if doorbell.listener.permits is not None and plan.runner != "solo":
             # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
@@ -132,9 +137,12 @@ class Worker:
             task.add_done_callback(self._fail_loudly)
         self._log_handler.install()
 
-    async def drain(self, grace: float, *, block_ended: Callable[[], bool] = lambda: False) -> None:
+    async def drain(
+        self, grace: float, *, block_ended: Callable[[], bool] = lambda: False, patience: float | None = None
+    ) -> None:
         """Stop claiming, let running jobs finish for `grace` seconds, then ask them to stop. Returns when none runs.
 
+        With `patience` it returns so many seconds after they were asked, although some still run.
         Once `block_ended()` is true, the worker waits no longer than `SETTLE_SECONDS` for an unavailable store. The
         same limit always applies when another transaction holds the rows of jobs that have ended, and `KEEP_SECONDS`
         when a bucket does not take their results.
@@ -142,12 +150,16 @@ class Worker:
         self.stop_claiming()
         await self._slots.wait_idle(grace)
         self.hand_back("drained")
-        await self._slots.wait_idle(None)
+        await self._slots.wait_idle(patience)
         if self._slots.access.available:
             async with self._slots.claim_turn:  # jobs from a claim in flight are released now, not when the lease ends
                 pass
         await self._wait_flushed(block_ended)
         self._events.emit(Drained(worker_id=self.worker_id, released=self._flusher.released))
+
+    def take_over(self, left: Mapping[str, Attempt]) -> None:
+        """Before `start`: code of an earlier worker of this process that runs on. Each keeps a slot until it ends."""
+        self._attempts.take_over(left)
 
     def stop_claiming(self) -> None:
         self._slots.stop_claiming()
@@ -244,7 +256,7 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
                 forked.leave(stray)
             if serving.done():
                 raise
-            logging.getLogger("tenure.worker").error("a task started by a handler ended with %r", stray)
+            logger("tenure.worker").error("a task started by a handler ended with %r", stray)
         else:
             runner.close()
             return result

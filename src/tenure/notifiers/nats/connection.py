@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 import time
@@ -19,6 +18,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, StaleConnectionError, UnexpectedEOF
 
+from tenure.core.logs import logger
 from tenure.notifiers.nats.address import Address
 
 RETRY_SECONDS = 1.0
@@ -28,7 +28,7 @@ WARN_SECONDS = 10.0
 FAULTS = (NatsError, OSError, TimeoutError)
 
 T = TypeVar("T")
-_log = logging.getLogger("tenure.notifier")
+_log = logger("tenure.notifier")
 
 
 class Refused(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterable
@@ -12,6 +11,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from tenure.core.logs import logger
 from tenure.notifiers.inbox import Inbox
 from tenure.notifiers.nats.address import Address, Names
 from tenure.notifiers.nats.connection import CLOSE_SECONDS, FAULTS, RETRY_SECONDS, Connection, Refused
@@ -21,7 +21,7 @@ from tenure.notifiers.nats.stream import Stream
 from tenure.ports import Ring
 
 CHECK_SECONDS = 5.0  #: between two checks that JetStream answers and the stream exists
-_log = logging.getLogger("tenure.notifier")
+_log = logger("tenure.notifier")
 
 
 class _Loop(asyncio.SelectorEventLoop):

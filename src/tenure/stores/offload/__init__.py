@@ -13,7 +13,6 @@ thread, and a handler's `once` wait.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 from tenure.core.lifecycle import Completed, Lease, Outcome
+from tenure.core.logs import logger
 from tenure.core.offloaded import MARK, Offloaded, is_offloaded, offloaded, parsed
 from tenure.errors import BucketAway, NotFetched
 from tenure.ports import (
@@ -53,7 +53,7 @@ WAIT_SECONDS = CALL_SECONDS + 5.0  #: for a call of the bucket, with the wait fo
 KEPT_SECONDS = 600.0  #: an object that this process wrote so recently is there: no sweep deletes one so young
 MOST_KEPT = 10_000
 THREADS = 16
-_log = logging.getLogger("tenure.offload")
+_log = logger("tenure.offload")
 
 
 class OffloadStore:

@@ -5,13 +5,14 @@ They need no hook in the caller's driver: the transaction's id is known, and the
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+
+from tenure.core.logs import logger
 
 #: Takes one array of ids, returns each with its status. The commit log records a commit a moment before its rows are
 #: visible, so the snapshot is checked first; this also avoids an error for an id that a failover lost.
@@ -92,7 +93,7 @@ class CommitWatch:
                 try:
                     committed()
                 except Exception:
-                    logging.getLogger("tenure.store").exception("a callback after a commit has failed")
+                    logger("tenure.store").exception("a callback after a commit has failed")
 
     def _left(self) -> float:
         return min(each.look for each in self._waiting.values()) - time.monotonic()

@@ -6,13 +6,13 @@ it waits 1.5 s at most, as claims and enqueues wait behind it, then lets them go
 
 from __future__ import annotations
 
-import logging
 import time
 from importlib import resources
 
 import psycopg
 
 from tenure.core.durations import spell
+from tenure.core.logs import logger
 from tenure.core.text import UPGRADE
 from tenure.errors import StoreBusy, StoreError
 from tenure.stores.postgres.server import ROLLED_BACK, Connection, Server
@@ -22,7 +22,7 @@ MIGRATE_SECONDS = 60.0  #: how long `migrate` tries again while other transactio
 PAUSE_SECONDS = 2.0  #: between two tries: claims go on meanwhile
 
 _MIGRATING = 0x54454E55  # "TENU": the advisory lock of a migration
-_log = logging.getLogger("tenure.store")
+_log = logger("tenure.store")
 
 # A role without pg_read_all_stats sees the pid of another role's session, and no more.
 _HOLDERS = """SELECT a.pid, a.state, extract(epoch FROM clock_timestamp() - a.xact_start)::float8 AS age

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import cache
 
+from tenure.core.logs import logger
 from tenure.core.text import UPGRADE
 from tenure.errors import StoreError
 
 OLDEST = (6, 2)
 
-_log = logging.getLogger("tenure.store")
+_log = logger("tenure.store")
 
 
 def refuse_unfit(url: str, info: Mapping[str, str]) -> None:

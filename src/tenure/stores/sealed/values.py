@@ -7,7 +7,6 @@ flows, keys, `meta`; nor is what the engine or an operator says about a job.
 
 from __future__ import annotations
 
-import logging
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,6 +17,7 @@ import msgspec
 
 from tenure.codecs import Codec
 from tenure.core.lifecycle import Completed, Failed, Outcome, Snoozed
+from tenure.core.logs import logger
 from tenure.core.offloaded import elsewhere, is_offloaded
 from tenure.core.sealed import ALTERED, ENCRYPTED, SEALED, is_sealed, why_sealed
 from tenure.errors import Locked, StoreAway
@@ -46,7 +46,7 @@ _SEARCHED: tuple[Kind, ...] = ("payload", "result", "error")
 _REPORTED: tuple[Kind, ...] = ("stage", "message", "checkpoint", "log")
 ONCE = "once:"  #: how the keys of the notes of `jobs.once` begin: no other notes have texts of an app's code
 _EMPTY = frozenset(("", "{}", "[]", '""', "null"))  #: they say nothing, so they are left as they are
-_log = logging.getLogger("tenure.store")
+_log = logger("tenure.store")
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 

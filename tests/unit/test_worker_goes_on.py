@@ -1,0 +1,271 @@
+"""What happens in its program stops no worker: full pools, missing threads and files, stuck code, broken logging."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import Job, Tenure
+from tenure.errors import StoreError
+from tenure.events import Events
+from tenure.maintenance.maintenance import Maintenance
+from tenure.stores.memory import MemoryStore
+from tenure.worker.access import StoreAccess
+from waiting import until
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Tenure]:
+    with Tenure(f"sqlite:///{tmp_path}/tenure.db") as app:
+        app.configure({"lease": "1s", "poll_interval": "50ms", "grace": "0s"})
+        yield app
+
+
+@pytest.fixture
+def over() -> Iterator[threading.Event]:
+    """Lets code end that nothing else ends."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def declare_dead(jobs: Tenure) -> set[str]:
+    """Take the lease of all workers; their ids."""
+    ids = [each.identity.id for each in jobs.client().store.workers()]
+    assert ids
+    jobs.client().store.declare_dead(ids)
+    return set(ids)
+
+
+def test_steps_of_flows_begin_while_a_handler_fills_the_threads_of_to_thread(
+    jobs: Tenure, over: threading.Event
+) -> None:
+    begun = threading.Event()
+
+    @jobs.task
+    async def download() -> None:
+        begun.set()
+        await asyncio.gather(*(asyncio.to_thread(over.wait, SECONDS) for _ in range(100)))
+
+    @jobs.task(timeout="30s", retry=1)
+    async def number(n: int) -> int:
+        return n
+
+    @jobs.task(timeout="30s", retry=1)
+    async def add(job: Job, one: int, other: int) -> int:
+        job.progress(0.5)
+        await job.aflush()
+        return one + other
+
+    with jobs.worker(concurrency=3):
+        blocking = download.enqueue()
+        assert begun.wait(SECONDS)
+        with jobs.flow("sum") as flow:
+            total = flow.add(add.bind(flow.add(number.bind(1)).output, flow.add(number.bind(2)).output))
+        assert total.handle.result("60s") == 3
+        assert not over.is_set()
+        over.set()
+        blocking.result("60s")
+
+
+def test_a_worker_without_a_thread_to_spare_stores_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads were started with the first write, and where none could be started the worker ended."""
+    store = MemoryStore()
+
+    async def story() -> set[int]:
+        access = StoreAccess(store, Events())
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        try:
+            return {await call(lambda: 1) for call in (access.ask, access.write, access.beside)}
+        finally:
+            monkeypatch.undo()
+            access.close()
+
+    assert asyncio.run(story()) == {1}
+
+
+def test_a_worker_that_can_start_no_thread_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        StoreAccess(MemoryStore(), Events())
+
+    with pytest.raises(RuntimeError, match="new thread"):
+        asyncio.run(story())
+
+
+def test_a_filter_of_the_program_that_raises_ends_no_duty(
+    jobs: Tenure, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class NeedsRequest(logging.Filter):
+        def filter(self, record: logging.LogRecord) -> bool:
+            raise LookupError("working outside of request context")
+
+    @jobs.task
+    def quick() -> int:
+        return 1
+
+    jobs.schedule("0 6 * * *", tz="UTC")(quick)
+    failing, works = threading.Event(), Maintenance.prune
+
+    def fails_once(maintenance: Maintenance, limit: int) -> Any:
+        if failing.is_set():
+            return works(maintenance, limit)
+        failing.set()
+        raise StoreError("the disk is full, for a moment")
+
+    monkeypatch.setattr(Maintenance, "prune", fails_once)
+    handler = logging.StreamHandler()
+    handler.addFilter(NeedsRequest())
+    logging.getLogger().addHandler(handler)
+    try:
+        with jobs.worker() as _:
+            assert failing.wait(SECONDS)
+            assert quick.enqueue().result("60s") == 1
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "working outside of request context" in capfd.readouterr().err
+
+
+def test_code_that_does_not_stop_after_its_lease_was_lost_keeps_its_slot_and_no_other(
+    jobs: Tenure, over: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tenure.worker.embedded.STOP_SECONDS", 0.1)
+    running, most, begun = [0], [0], threading.Event()
+
+    @jobs.task
+    def stuck() -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        begun.set()
+        over.wait(SECONDS)
+        running[0] -= 1
+        return 1
+
+    @jobs.task
+    def quick() -> int:
+        return 2
+
+    with jobs.worker(concurrency=2):
+        held = stuck.enqueue()
+        assert begun.wait(SECONDS)
+        lost = declare_dead(jobs)
+        assert quick.enqueue().result("60s") == 2
+        assert lost.isdisjoint(each.identity.id for each in jobs.client().store.workers())
+        until(lambda: held.status().attempt == 2, "the job to be claimed again", SECONDS)
+        over.set()
+        assert held.result("60s") == 1
+    assert most == [1]
+    assert f"keeps its slots: stuck {held.id}" in caplog.text
+
+
+def test_a_block_that_ends_meanwhile_waits_for_code_that_did_not_stop(
+    jobs: Tenure, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.worker.embedded.STOP_SECONDS", 0.1)
+    begun, ended = threading.Event(), threading.Event()
+
+    @jobs.task
+    def stuck() -> None:
+        begun.set()
+        over.wait(SECONDS)
+        ended.set()
+
+    @jobs.task
+    def quick() -> int:
+        return 2
+
+    with ThreadPoolExecutor(1) as threads, jobs.worker(concurrency=2):
+        stuck.enqueue()
+        assert begun.wait(SECONDS)
+        declare_dead(jobs)
+        assert quick.enqueue().result("60s") == 2
+        threads.submit(lambda: (threading.Event().wait(0.3), over.set()))
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("lacking", ["files", "threads"])
+def test_a_worker_that_begins_again_waits_for_files_and_threads(
+    lacking: str, jobs: Tenure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tenure.worker.embedded.AGAIN_SECONDS", 0.02)
+    jobs.configure({"notifier": "postgresql://nobody@127.0.0.1:1/x"})  # its listener needs both, whatever answers
+    tries = 0
+
+    def none_left(*_: object) -> Any:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.EMFILE, "Too many open files") if lacking == "files" else RuntimeError("no new thread")
+
+    @jobs.task
+    def quick() -> int:
+        return 1
+
+    with jobs.worker():
+        assert quick.enqueue().result("60s") == 1
+        files = len(os.listdir("/proc/self/fd"))
+        what = "os.pipe" if lacking == "files" else "tenure.notifiers.postgres.Thread.start"
+        with monkeypatch.context() as patch:
+            patch.setattr(f"tenure.notifiers.inbox.{what}" if lacking == "files" else what, none_left)
+            declare_dead(jobs)
+            until(lambda: tries > 20, "more than one try", SECONDS)
+            left = len(os.listdir("/proc/self/fd"))
+        assert quick.enqueue().result("60s") == 1
+    assert left < files + 10, "what was opened for a try was not closed"
+    assert "can't begin again yet" in caplog.text
+
+
+def test_an_embedded_worker_no_longer_yields_to_a_job_that_is_gone(
+    jobs: Tenure, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.worker.claims.ALONE_SECONDS", 0.1)
+    begun = threading.Event()
+
+    @jobs.task
+    def long() -> int:
+        begun.set()
+        over.wait(SECONDS)
+        return 1
+
+    @jobs.task(isolation="process")
+    def alone() -> None: ...
+
+    @jobs.task
+    def quick() -> int:
+        return 2
+
+    with jobs.worker(concurrency=3) as _:
+        first = long.enqueue()
+        assert begun.wait(SECONDS)
+        waits = alone.enqueue()
+        store = jobs.client().store
+        quick.enqueue().result("60s")
+        until(lambda: not _claimed_at_once(jobs, quick), "it to yield", SECONDS)
+        assert waits.cancel("not wanted any more")
+        assert quick.enqueue().result("60s") == 2
+        assert (store.get(str(first.id)) or pytest.fail()).state == "processing"
+        over.set()
+
+
+def _claimed_at_once(jobs: Tenure, quick: Any) -> bool:
+    """Does a job that is enqueued now run soon?"""
+    handle = quick.enqueue()
+    try:
+        handle.result("1s")
+    except TimeoutError:
+        return False
+    return True
