@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.factories import World, claim, draft, finish, look, put, start
+from conformance.factories import DAY, World, claim, draft, finish, look, put, start
 from conformance.test_waiting import after, end, settle_waits, state
 from tenure.core.lifecycle import (
     EXPIRED,
@@ -307,6 +307,32 @@ def test_a_gatherer_gives_its_place_to_its_children(store: Store) -> None:
 
 
 # ── Order ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["cancelled", "dead"])
+def test_a_gatherer_that_was_parked_before_its_ask_was_answered_cancels_its_live_children(
+    how: str, store: Store, world: World
+) -> None:
+    """It was drained, or killed, just after it had stored them."""
+    worker = start(store)
+    declare(store, SHOP.limit, 1)
+    (gatherer,) = limited(store)
+    settle_waits(store)
+    (lease,) = began(store, worker)
+    (child,) = store.enqueue([draft(links=Links(gatherer=gatherer), queue="other")])
+    finish(store, lease, Released("drained"))
+    settle_waits(store)
+
+    if how == "cancelled":
+        store.cancel([gatherer], "unwanted")
+    else:
+        (lease,) = began(store, worker)
+        finish(store, lease, Failed("no", final=True))
+    settle_waits(store)
+
+    assert (state(store, gatherer), state(store, child.id)) == (State(how), State.CANCELLED)
+    world.advance(10 * DAY)
+    assert store.prune(keep=DAY, keep_dead=DAY) == 2
 
 
 def test_the_more_urgent_one_goes_first_then_the_one_that_was_due_first(store: Store, world: World) -> None:

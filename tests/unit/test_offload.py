@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, time
@@ -30,7 +30,7 @@ from tenure.stores import offload
 from tenure.stores.memory import MemoryStore
 from tenure.stores.offload import OffloadStore
 from tenure.stores.offload.bucket import Entry, Folder
-from tenure.stores.offload.sweep import EVERY, MARKS, VALUES
+from tenure.stores.offload.sweep import EVERY, MARKS, VALUES, Sweep
 from tenure.stores.sealed import beneath
 from tenure.worker import slots, worker
 from tenure.worker.executor import Attempt
@@ -644,6 +644,26 @@ def test_what_was_written_again_just_now_is_not_swept(store: OffloadStore, bucke
     assert walk(store) == 0
 
 
+def test_what_is_written_again_while_rows_are_read_is_not_swept(
+    store: OffloadStore, bucket: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.delete([put(store, payload=json_of(5000)), gone := put(store, payload=json_of(5001))])
+    walk(store)
+    bucket.age(GRACE + 60)
+    (name,) = [each for each in bucket.objects() if gone not in each]
+    named = Sweep._named
+
+    def late(sweep: Sweep, job_id: str) -> Iterable[str]:
+        """The row of the first names it again, and that is read too early."""
+        found = named(sweep, job_id)
+        if job_id in name:
+            bucket.put(f"{VALUES}/{name}", json_of(5000).encode())
+        return found
+
+    monkeypatch.setattr(Sweep, "_named", late)
+    assert (walk(store), bucket.objects()) == (1, [name])
+
+
 def test_a_store_from_the_backup_of_yesterday_has_its_values(tmp_path: Path, bucket: Moody) -> None:
     from tenure.stores.sqlite import SqliteStore
 
@@ -715,6 +735,20 @@ def test_one_process_walks_in_an_hour(store: OffloadStore, bucket: Moody) -> Non
     assert store.sweep(1) == EVERY
     assert 0 < store.sweep(1) <= EVERY
     assert bucket.calls.count(f"names {VALUES}") == 2
+    other.close()
+
+
+def test_a_process_whose_clock_was_ahead_stops_no_sweep(
+    store: OffloadStore, bucket: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ahead:
+        ahead.setattr("tenure.stores.offload.sweep.time", lambda: time() + 365 * DAY)
+        store.sweep(1)
+    bucket.calls.clear()
+    other = OffloadStore(store.beneath, bucket, LARGEST, GRACE)
+
+    assert other.sweep(1) == EVERY
+    assert bucket.calls.count(f"names {VALUES}") == 1
     other.close()
 
 

@@ -14,7 +14,7 @@ from conformance.factories import claim, claim_one, draft, finish, look, put, ru
 from conformance.test_waiting import after, end, settle_waits
 from servers import shared_postgres
 from tenure.core.lifecycle import Completed, Lease, State, Suspended
-from tenure.errors import StoreAway
+from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Landed
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres.admission import ADMIT, TIME_OVER, Admission
@@ -91,6 +91,24 @@ def test_parents_that_end_while_their_child_is_not_committed_yet_are_all_seen(st
         ended.set()
         list(threads.map(lambda lease: finish(store, lease, Completed()), leases[PARENTS // 2 :]))
         committing.result()
+
+    assert settle_waits(store) == [child.id]
+
+
+def test_a_parent_is_neither_deleted_nor_pruned_while_its_child_is_not_committed_yet(store: PostgresStore) -> None:
+    worker = start(store)
+    store.enqueue([draft(), draft()])
+    leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 2)]
+    for lease in leases:
+        finish(store, lease, Completed("1"))
+    old = [lease.job_id for lease in leases]
+    child = draft(links=after(*old))
+
+    with store.transaction() as tx:
+        store.enqueue([child], tx=tx)
+        with pytest.raises(StoreBusy):
+            store.delete(old[:1])
+        assert store.prune(keep=0, keep_dead=0) == 0
 
     assert settle_waits(store) == [child.id]
 

@@ -13,7 +13,10 @@ from tenure.stores.rules import flow_made, flows_made_once, stricter, waits_for_
 EDGES_AT_ONCE = 20_000
 _GATHERING = 0x54454E57  # next to the lock of places
 
-KNOWN = "SELECT id::text FROM @.jobs WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid)"
+#: Locked against a delete and a prune, which don't see edges that are not committed yet; not against claims and ends.
+KNOWN = """
+    SELECT id::text FROM @.jobs WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid)
+    ORDER BY id FOR KEY SHARE"""
 
 #: Edges in the order given, after those that the child has; each parent once. An edge from a job that is stored with
 #: its child needs no look: that job's row is marked already, so its end will store an ask.

@@ -181,12 +181,7 @@ class _Admission:
         state = State(found[0])
         if state is State.WAITING:
             return None if self._look(item) else (0, "")
-        if state in ENDED:
-            return self._tell(item, state, found[1], part, past)
-        self._connection.execute(  # so that its end is noticed: it may gather jobs
-            "UPDATE jobs SET linked = 1 WHERE id = ?1 AND EXISTS (SELECT 1 FROM edges WHERE child = ?1)", (item,)
-        )
-        return None
+        return self._tell(item, state, found[1], part, past) if state in ENDED else None
 
     def _each(self, sql: str, key: tuple[str, str], call: Any, part: int) -> tuple[int, str] | None:
         """Call for each of at most 200 rows; where to go on if there may be more."""
