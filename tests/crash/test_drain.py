@@ -41,6 +41,21 @@ def blink(store):
     return queues(store)
 SqliteStore.queues = blink
 """
+#: A resource that does not close, and says so on its own loop, which goes on.
+HANGING = """
+import asyncio, pathlib
+from tenure import Tenure
+jobs = Tenure()
+class Pool: ...
+@jobs.resource
+async def pool():
+    yield Pool()
+    pathlib.Path("closing").touch()
+    await asyncio.Event().wait()
+@jobs.task
+async def quick():
+    return 1
+"""
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -174,6 +189,22 @@ def test_a_worker_that_does_not_even_hear_that_it_is_to_end_is_ended(
         view = site.job(each)
         assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
         assert site.outcomes(each) == ["released"]
+
+
+@pytest.mark.thorough
+def test_a_worker_that_drains_by_itself_and_does_not_end_is_replaced(site: Site) -> None:
+    (site.folder / "hanging.py").write_text(HANGING)
+    supervisor = site.supervisor(app="hanging", workers=1, grace="100ms", before=altered(BRIEFLY))
+    (pid,) = site.until(lambda: [each.identity.pid for each in site.store.workers()], "it to begin")
+
+    send(pid, signal.SIGTERM)  # to the worker alone
+    site.until((site.folder / "closing").exists, "its resource to close")
+    site.until(lambda: not alive(pid), "it to be killed")
+
+    (after,) = site.until(lambda: [each for each in site.store.workers() if each.identity.pid != pid], "another one")
+    assert after.identity.pid in supervisor.workers()
+    assert "it was told to exit, and did not" in supervisor.log()
+    assert "its loop is blocked" not in supervisor.log()
 
 
 def test_nobody_is_ended_for_the_time_in_which_the_machine_slept(site: Site) -> None:

@@ -282,7 +282,10 @@ def sources() -> str:
     [
         ("metrics.md", [f" {kind}" for kind in KINDS]),
         ("metrics.md", [f"`{name}`" for name in re.findall(r'\bRow\(\s*"([\w ]+)"', sources())]),
-        ("operations.md", [f"`{name}`" for name in set(re.findall(r'getLogger\("(tenure[\w.]*)"\)', sources()))]),
+        (
+            "operations.md",
+            [f"`{name}`" for name in set(re.findall(r'(?:getLogger|logger)\("(tenure[\w.]*)"\)', sources()))],
+        ),
     ],
     ids=["incidents", "duties", "loggers"],
 )

@@ -8,7 +8,7 @@ from . import Guard, Table
 HERE = "unit/test_runtime_guards.py::test_"
 CODEC = "unit/test_codec.py::test_"
 LIMITS = "unit/test_limits_declared.py::test_"
-OFFLOAD = "unit/test_offload.py::test_"
+OFFLOAD, ON = "unit/test_offload.py::test_", "unit/test_worker_goes_on.py::test_"
 BUCKET, SWEEP = "stores/offload/__init__.py", "stores/offload/sweep.py"
 SEARCH = "unit/test_job_search.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
@@ -30,7 +30,12 @@ TABLE = Table(
         Guard("a stuck worker claims nothing more", "worker/slots.py", " or self.stuck:", ":", HERE + "a_stuck_worker_claims_nothing_more"),
         Guard("a worker of jobs that run alone claims nothing while an outcome is unstored", "worker/slots.py", "if self.alone and not self.empty:", "if self.alone and (self.running or self.successors):", HERE + "a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone"),
         Guard("an embedded worker claims nothing beside a job that runs alone", "worker/claims.py", "        self._slots.alone = bool(claimed)\n", "        self._slots.alone = False\n", HERE + "a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone"),
-        Guard("an embedded worker lets a job that runs alone have its turn", "worker/claims.py", "            slots.alone = True  # claim nothing else until nothing runs\n            return []\n", "            pass\n", HERE + "an_embedded_worker_runs_a_job_alone_beside_steady_traffic"),
+        Guard("an embedded worker lets a job that runs alone have its turn", "worker/claims.py", "            slots.alone = self._yields = True  # claim nothing else until nothing runs\n            return []\n", "            pass\n", HERE + "an_embedded_worker_runs_a_job_alone_beside_steady_traffic"),
+        Guard("a worker that drains by itself has a deadline", "supervisor/supervisor.py", "                    self._drain(worker, message[\"grace\"])\n", "                    pass\n", "crash/test_drain.py::test_a_worker_that_drains_by_itself_and_does_not_end_is_replaced"),
+        Guard("an embedded worker yields to no job that is gone", "worker/claims.py", "            slots.alone = self._yields\n", "", ON + "an_embedded_worker_no_longer_yields_to_a_job_that_is_gone"),
+        Guard("what the engine reads for a job waits for no handler's threads", "worker/executor.py", "await _aside(self._pool, load,", "await asyncio.to_thread(load,", ON + "steps_of_flows_begin_while_a_handler_fills_the_threads_of_to_thread"),
+        Guard("code of a lost lease holds up no embedded worker", "worker/embedded.py", "patience = STOP_SECONDS if self._running else None", "patience = None", ON + "code_that_does_not_stop_after_its_lease_was_lost_keeps_its_slot_and_no_other"),
+        Guard("two attempts of one job never run in one process", "worker/embedded.py", "                worker.take_over(left)\n", "", ON + "code_that_does_not_stop_after_its_lease_was_lost_keeps_its_slot_and_no_other"),
         Guard("a drained worker hands back what a late claim brings", "worker/attempts.py", "        elif slots.handing_back:\n", "        elif False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
         Guard("a job that expired is not run", "worker/attempts.py", "        if claimed.expired:", "        if False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
         Guard("a job of an unknown task is snoozed, uncharged", "worker/attempts.py", "self._refuse(claimed, unknown_task(claimed))", "self._refuse(claimed, Cancelled(claimed.task))", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),

@@ -114,8 +114,8 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
         (["jobs", "list", "--limit", "0"], 2, "expected 1 to 10000"),
         (["jobs", "list", "--cursor", "x"], 2, "cursor: expected"),
         (["jobs", "show", "nowhere"], 1, "no job nowhere in sqlite:///"),
-        (["jobs", "cancel"], 2, "expected either ids or filters"),
-        (["jobs", "cancel", "x", "--task", "add"], 2, "not both"),
+        (["jobs", "cancel"], 2, "got neither"),
+        (["jobs", "cancel", "x", "--task", "add"], 2, "got both"),
         (["dead", "replay"], 2, "or --every"),
         (["queues", "pause", "no good"], 2, "queue: expected letters"),
         (["enqueue", "ad", "a=1"], 2, "no task is named 'ad'; known: add, tag"),
@@ -1245,3 +1245,22 @@ def test_a_bench_on_a_store_with_a_past_counts_its_own_jobs_and_leaves_none_behi
         code, out, err = run("bench", option, "0")
         assert (code, out) == (2, "")
         assert f"{option}: expected a whole number from 1, got 0" in err
+
+
+def test_a_guard_is_declared_before_its_first_call(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "expected an absolute path" in run("guard", "declare", "nightly", "--every", "1d")[2]
+    monkeypatch.setenv("TENURE_URL", f"sqlite:///{folder}/new.db")
+    assert "expected either --every 1d or --cron" in run("guard", "declare", "nightly")[2]
+
+    code, out, err = run("guard", "declare", "nightly", "--every", "1d")
+
+    assert (code, err) == (0, "")
+    assert "guard nightly is on record" in out
+
+
+def test_what_failed_under_a_guard_is_run_again_there(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENURE_URL", f"sqlite:///{folder}/new.db")
+    assert run("guard", "nightly", "--every", "1d", "--", "false")[0] == 1
+    (job,) = json.loads(run("jobs", "list", "--json")[1])["jobs"]
+
+    assert "run its command again there: tenure guard … --force" in run("jobs", "explain", job["id"])[1]

@@ -424,6 +424,21 @@ def test_a_gather_takes_jobs_and_nothing_else(queue: TestQueue, fn: Any, sentenc
     run(queue, lambda job: job.gather("k", fn), raises=InvalidOption, match=sentence)
 
 
+def test_a_second_gather_under_one_key_is_refused(queue: TestQueue) -> None:
+    """It returned the results of the first one, whatever it listed."""
+
+    def days(job: Job) -> list[int]:
+        return [each for n in (1, 2) for each in job.gather("days", lambda n=n: [double.bind(n)])]  # type: ignore[misc]
+
+    async def adays(job: Job) -> list[int]:
+        return [each for n in (1, 2) for each in await job.agather("days", lambda n=n: [double.bind(n)])]  # type: ignore[misc]
+
+    for handler in (days, adays):
+        run(queue, handler, raises=InvalidOption, match="this attempt has gathered under this key")
+    with pytest.raises(InvalidOption, match="a key of its own"):
+        jobs.task(name="days")(days).call()
+
+
 def test_a_gather_on_a_loop_is_awaited(queue: TestQueue) -> None:
     async def handler(job: Job) -> object:
         return job.gather("k", lambda: listed(1))

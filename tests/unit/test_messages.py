@@ -404,6 +404,18 @@ def test_enqueue_many_says_what_it_takes(app: Tenure, add: Any) -> None:
     assert "expected jobs like add.bind(1, 2), got Task(add" in said(lambda: app.enqueue_many([add]))
 
 
+def test_jobs_of_an_app_with_another_store_are_not_enqueued_here(app: Tenure, add: Any, tmp_path: Path) -> None:
+    """They were stored where no worker knows them, and their handles looked elsewhere."""
+    other, same = Tenure(f"sqlite:///{tmp_path}/other.db"), Tenure(app.settings.url)
+
+    assert said(lambda: other.enqueue_many([add.bind(1, 2)])) == (
+        "enqueue_many: add belongs to an app with another store: enqueue it there"
+    )
+    with app, same:
+        (handle,) = same.enqueue_many([add.bind(1, 2)])
+        assert handle.status().state == "queued"
+
+
 def test_collected_arguments_are_named_as_they_are_written(app: Tenure) -> None:
     def many(*args: int) -> None: ...
 

@@ -535,3 +535,17 @@ def test_an_error_is_the_functions_own_also_when_the_store_is_away(jobs: Tenure,
 
     with pytest.raises(ConnectionError, match="the bank"):
         jobs.once("k", fails)
+
+
+def test_aonce_takes_a_plain_function_too(tmp_path: Path) -> None:
+    charged: list[int] = []
+
+    def charge() -> int:
+        charged.append(1)
+        return len(charged)
+
+    async def thrice(jobs: Tenure) -> list[int]:
+        return [await jobs.aonce("pay:1", charge) for _ in range(3)]
+
+    with Tenure(f"sqlite:///{tmp_path}/tenure.db") as jobs:
+        assert asyncio.run(thrice(jobs)) == [1, 1, 1]

@@ -126,7 +126,7 @@ CASES: Mapping[str, Case] = {
     "IDS_BELOW": Case(reads.IDS_BELOW, ("beef", "beef", *ids(2), 10_000), {("Index Only Scan", "jobs_pkey")}),
     "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
     "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),
-    "KNOWN": Case(links.KNOWN, (json.dumps(ids(BATCH)),), {("Index Only Scan", "jobs_pkey")}),
+    "KNOWN": Case(links.KNOWN, (json.dumps(ids(BATCH)),), {("Index Scan", "jobs_pkey")}),
     "SUSPEND": Case(links.SUSPEND, (leases(),), {PKEY}),
     "LOOK": Case(waiting.LOOK, (), {WAITING}),
     "LEFT": Case(waiting.LEFT, ([], []), {WAITING}),

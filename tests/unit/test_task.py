@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -610,3 +611,73 @@ def test_times_of_any_zone_are_taken(jobs: Tenure) -> None:
 
     due = datetime(2030, 1, 1, tzinfo=timezone(timedelta(hours=2)))
     assert draft_of(work.using(run_at=due)).run_at == due
+
+
+def test_aonce_takes_a_plain_function_too(jobs: Tenure) -> None:
+    """It ran the function, and then failed at its result: the effect came again with each retry."""
+    charged: list[int] = []
+
+    def charge() -> str:
+        charged.append(1)
+        return "r1"
+
+    @jobs.task(retry=3)
+    async def pay(job: Job) -> str:
+        return await job.aonce("charge", charge) + await job.aonce("charge", charge)
+
+    with jobs.testing() as queue:
+        handle = pay.enqueue()
+        queue.drain()
+        assert handle.result("0s") == "r1r1"
+    assert charged == [1]
+
+
+@dataclass
+class Report:
+    rows: dict[str, object]
+    note: object = None
+
+
+def test_an_object_within_an_annotation_is_plain_json(jobs: Tenure) -> None:
+    @jobs.task
+    def report(given: dict[str, object], more: list[object], opt: object = None) -> Report:
+        return Report({**given, "more": more}, opt)
+
+    @jobs.task
+    def album(job: Job[dict[str, object]]) -> list[object]:
+        def charge() -> dict[str, object]:
+            return {"id": "ch_1"}
+
+        job.progress(checkpoint={"page": 1})
+        (found,) = job.gather("reports", lambda: [report.bind({"a": 1}, [None, "x"], {"n": 2.5})])
+        return [found.rows, found.note, job.once("charge", charge)["id"], (job.checkpoint or {}).get("page")]
+
+    with jobs.testing() as queue:
+        handle = album.enqueue()
+        queue.drain()
+        assert handle.result("0s") == [{"a": 1, "more": [None, "x"]}, {"n": 2.5}, "ch_1", 1]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("k:{card.nope}", "{card.nope} is not there"),
+        ("k:{names[a]}", "{names[a]} is not there"),
+        ("k:{card:d}", "has no format 'd'"),
+    ],
+)
+def test_a_unique_key_that_can_not_be_written_says_so(jobs: Tenure, template: str, sentence: str) -> None:
+    @jobs.task(unique=template)
+    def pay(card: str, names: dict[str, str]) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=re.escape(sentence)):
+        pay.bind("x", {})
+
+
+@pytest.mark.parametrize("template", [True, "", lambda card: card])
+def test_a_unique_that_is_no_template_is_refused_where_it_is_declared(jobs: Tenure, template: Any) -> None:
+    def pay(card: str) -> None: ...
+
+    with pytest.raises(InvalidOption, match="unique: expected a template"):
+        jobs.task(unique=template)(pay)
+        jobs.program.check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -217,13 +216,13 @@ def test_a_worker_that_begins_again_waits_for_files_and_threads(
 
     with jobs.worker():
         assert quick.enqueue().result("60s") == 1
-        files = len(os.listdir("/proc/self/fd"))
+        files = len(list(Path("/proc/self/fd").iterdir()))
         what = "os.pipe" if lacking == "files" else "tenure.notifiers.postgres.Thread.start"
         with monkeypatch.context() as patch:
             patch.setattr(f"tenure.notifiers.inbox.{what}" if lacking == "files" else what, none_left)
             declare_dead(jobs)
             until(lambda: tries > 20, "more than one try", SECONDS)
-            left = len(os.listdir("/proc/self/fd"))
+            left = len(list(Path("/proc/self/fd").iterdir()))
         assert quick.enqueue().result("60s") == 1
     assert left < files + 10, "what was opened for a try was not closed"
     assert "can't begin again yet" in caplog.text

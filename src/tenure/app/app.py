@@ -36,6 +36,7 @@ from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
 from tenure.tasks.app_once import WithOnce
 from tenure.tasks.arguments import decode_any
+from tenure.tasks.edges import check_same_store
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_options
@@ -180,13 +181,13 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
     def enqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many jobs in one call. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
-        new = _new_jobs(jobs)
+        new = _new_jobs(self, jobs)
         answers = self.client().enqueue([job.draft() for job in new], tx=common_tx(new, tx, "enqueue_many"))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many jobs in one call. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
-        new = _new_jobs(jobs)
+        new = _new_jobs(self, jobs)
         client = await self.aclient()
         answers = await client.aenqueue([job.draft() for job in new], tx=common_tx(new, tx, "enqueue_many"))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
@@ -370,10 +371,14 @@ def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callabl
     return fn
 
 
-def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
+def _new_jobs(app: Tenure, jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
     given: Any = jobs
-    new: list[Any] = [*given] if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnknownArgumentType]
-    for job in new:
+    listed: list[Any] = [*given] if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnknownArgumentType]
+    for job in listed:
         if not isinstance(job, NewJob):
             raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")
+    new: list[NewJob[R]] = listed
+    for job in new:
+        if job.of.app is not app:
+            check_same_store(app, job.of.app, f"enqueue_many: {job.of.name}")
     return new

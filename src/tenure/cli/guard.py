@@ -55,6 +55,14 @@ class Watched:
 WATCHED = Watched()
 
 
+def refuse_relative(settings: Settings) -> None:
+    if settings.relative_url:
+        raise InvalidOption(
+            "url: cron starts this in a different folder than your shell, so expected an absolute path, like "
+            "sqlite:////srv/shop/tenure.db, got one relative to this folder; set TENURE_URL at the top of the crontab"
+        )
+
+
 @guards.command
 def declare(name: str, /, *, watched: Watched = WATCHED, shared: Shared = SHARED) -> int:
     """Put a guard on record before its first call, which is then overdue if it never comes; or change its rule.
@@ -67,8 +75,10 @@ def declare(name: str, /, *, watched: Watched = WATCHED, shared: Shared = SHARED
     from tenure.operations.schedule_health import clock
     from tenure.schedules.plan import rule_of
 
-    with admin_of(shared) as admin:
-        stands = admin.schedules.expect(watched.declared(name)).schedule
+    schedule = watched.declared(name)
+    refuse_relative(shared.settings())
+    with admin_of(shared, may_create=True) as admin:
+        stands = admin.schedules.expect(schedule).schedule
     tick = stands.next_tick
     when = "" if tick is None else f", its next call is expected {clock(rule_of(stands), tick)}"
     return print_result(
@@ -144,11 +154,7 @@ def guard(
     schedule = watched.declared(name)
     settings = shared.settings(grace=grace)
     schedule = schedule.but(command=clean(starred(command, settings.redact), _LONGEST_COMMAND))
-    if settings.relative_url:
-        raise InvalidOption(
-            "url: cron starts this in a different folder than your shell, so expected an absolute path, like "
-            "sqlite:////srv/shop/tenure.db, got one relative to this folder; set TENURE_URL at the top of the crontab"
-        )
+    refuse_relative(settings)
 
     def opened() -> tuple[Store, Notifier, Settings]:
         from tenure.app.backends import notifier_of, open_store

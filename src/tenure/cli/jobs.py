@@ -362,7 +362,8 @@ def _act(
     per_minute: int | None = None,
 ) -> int:
     if bool(ids) == bool(where or states):
-        raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --where …), not both")
+        got = "both" if ids else "neither"
+        raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --where …), got {got}")
     with admin_of(shared) as admin:
         if ids:
             refs, all_of = [admin.jobs.ref(each) for each in _named(admin, ids)], None

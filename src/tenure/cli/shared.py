@@ -116,13 +116,13 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def admin_of(shared: Shared, *, large: bool = False) -> Generator[Admin]:
+def admin_of(shared: Shared, *, large: bool = False, may_create: bool = False) -> Generator[Admin]:
     """The opened store, with operator access. `large`: with the bucket of its large values, which may need an extra."""
     from tenure.app.backends import notifier_of, shown, with_bucket
     from tenure.operations.admin import Admin
 
     settings, codec = shared.settings(), shared.codec()
-    plain = store_of(settings)
+    plain = store_of(settings, may_create=may_create)
     store = shown(with_bucket(plain, settings) if large else plain, codec)
     store.open()
     notifier = notifier_of(settings, store)

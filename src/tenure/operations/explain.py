@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tenure.core.durations import spell
-from tenure.core.lifecycle import LIVE, State
+from tenure.core.lifecycle import GUARD, LIVE, State
 from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, NOT_FETCHED, UNKNOWN_TASK, headline
 from tenure.operations.places import refused
 from tenure.operations.waiting import Holding, few, held_by, wait_of
@@ -83,17 +83,20 @@ def explain(store: Store, job: JobView) -> Explanation:
             why = job.cancel_reason or job.error or "no reason was given"
             ended = f"it was cancelled {_when(facts, job.ended_at)}: {headline(why)}"
             held = held_by(store, job)
-            advice = _REPLAY.format(id=job.id) + (f"; {held.without_it}" if held else "")
+            advice = _again(job) + (f"; {held.without_it}" if held else "")
             return Explanation(job, ended, (*_held(held), *_history(facts), *_rival(store, job)), advice)
         case State.DEAD:
             ended = f"it has been a dead letter since {_when(facts, job.ended_at)}"
             held = held_by(store, job)
-            advice = f"remove the cause, then {_REPLAY.format(id=job.id)}" + (f"; {held.without_it}" if held else "")
+            advice = f"remove the cause, then {_again(job)}" + (f"; {held.without_it}" if held else "")
             reasons = (*_held(held), *_budgets(job), *_history(facts), *_rival(store, job))
             return Explanation(job, ended, reasons, advice)
 
 
-_REPLAY = "run it again: tenure jobs replay {id}"
+def _again(job: JobView) -> str:
+    if job.queue == GUARD:
+        return "run its command again there: tenure guard … --force"
+    return f"run it again: tenure jobs replay {job.id}"
 
 
 def _scheduled(facts: _Facts) -> Explanation:

@@ -478,6 +478,8 @@ def rule(
     """
     if (cron is None) == (every is None):
         raise InvalidOption(f'expected either a cron expression or every="…", got cron={cron!r}, every={every!r}')
+    if not isinstance(except_dates, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"except_dates: expected dates like [date(2026, 12, 25)], got {except_dates!r}")
     dates = tuple(except_dates)
     found = Every(durations.seconds(every, "every")) if cron is None else _of_text(cron, tz, dst)
     if not dates:

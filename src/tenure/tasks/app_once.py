@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption
@@ -41,14 +41,24 @@ class WithOnce:
         value: T = decode_result(key, self.client().once(key, fn, life, patience), returned(fn))
         return value
 
+    @overload
     async def aonce(
         self, key: str, fn: Callable[[], Awaitable[T]], *, ttl: Duration | None = None, wait: Duration | None = None
-    ) -> T:
-        """The result of the first `await fn()` under this key. Example: `await jobs.aonce("k", pay, ttl="30d")`"""
+    ) -> T: ...
+    @overload
+    async def aonce(
+        self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None
+    ) -> T: ...
+    async def aonce(
+        self, key: str, fn: Callable[[], Any], *, ttl: Duration | None = None, wait: Duration | None = None
+    ) -> Any:
+        """The result of the first call of `fn`, plain or async, under this key. A plain one must not block the loop.
+
+        Example: `await jobs.aonce("k", pay, ttl="30d")`
+        """
         key, life, patience = _once_options(key, ttl, wait)
         found = await (await self.aclient()).aonce(key, fn, life, patience)
-        value: T = decode_result(key, found, returned(fn))
-        return value
+        return decode_result(key, found, returned(fn))
 
 
 def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tuple[str, float | None, float | None]:

@@ -157,6 +157,8 @@ def _masked(value: object) -> bool:
 
 
 def _from_json(kind: Any, value: Any) -> object:
+    if kind is object:
+        return value
     if (get_origin(kind) or kind) is Secret:
         if not isinstance(value, dict) or _SECRET not in value:
             raise ValueError("expected a Secret(…)")
@@ -584,7 +586,7 @@ def _listed(kind: Any) -> Any:
 
 def plain(text: str) -> str:
     text = text.replace("`", "")
-    return text[:1].lower() + text[1:]
+    return text if text.startswith("JSON") else text[:1].lower() + text[1:]
 
 
 def _spelled(parameter: inspect.Parameter) -> str:

@@ -10,12 +10,13 @@ import threading
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import partial
+from inspect import isawaitable
 from itertools import count
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -221,7 +222,7 @@ class Client:
                 raise
             return _retried(partial(mine.keep, value), HOLD_SECONDS)
 
-    async def aonce(self, key: str, fn: Callable[[], Awaitable[object]], ttl: float | None, wait: float | None) -> str:
+    async def aonce(self, key: str, fn: Callable[[], object], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
         self.refuse_beside_transaction("jobs.aonce(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
@@ -235,7 +236,8 @@ class Client:
             return found
         with mine.held():
             try:
-                value = encode_result(key, await fn(), self.settings.max_result)
+                made = fn()
+                value = encode_result(key, await made if isawaitable(made) else made, self.settings.max_result)
             except BaseException:
                 await settled(mine.release)
                 raise

@@ -11,6 +11,7 @@ from tenure.core.ids import new_id
 from tenure.errors import InvalidOption, TenureError
 from tenure.ports import Claimed
 from tenure.tasks.ended import Ended
+from tenure.tasks.gathered import Gathered
 from tenure.tasks.job import Codec, Job, Stopping, WaitsPort
 from tenure.tasks.task import NewJob, Task
 
@@ -34,10 +35,7 @@ class DetachedAttempt:
         self.stopping: Stopping | None = None
         self._resources = resources
         self._once: dict[str, str] = {}
-
-    @property
-    def waits(self) -> WaitsPort:
-        return DetachedWaits(self.task.name)
+        self.waits: WaitsPort = DetachedWaits(task.name)
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
         """Progress is discarded."""
@@ -71,14 +69,17 @@ class DetachedWaits:
 
     def __init__(self, task: str) -> None:
         self._task = task
+        self._gathered = Gathered()
 
     def gather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
-        return [_ran(job, ended=ended) for job in cast("Iterable[NewJob[Any]]", fn())]
+        with self._gathered.once(key):
+            return [_ran(job, ended=ended) for job in cast("Iterable[NewJob[Any]]", fn())]
 
     async def agather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
-        jobs = fn()
-        listed = cast("Iterable[NewJob[Any]]", await jobs if isawaitable(jobs) else jobs)
-        return [await _aran(job, ended=ended) for job in listed]
+        with self._gathered.once(key):
+            jobs = fn()
+            listed = cast("Iterable[NewJob[Any]]", await jobs if isawaitable(jobs) else jobs)
+            return [await _aran(job, ended=ended) for job in listed]
 
     def join(self, target: object) -> NoReturn:
         raise self._refusal("join")

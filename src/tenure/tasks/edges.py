@@ -62,9 +62,18 @@ def check_number(edges: Mapping[Any, Until], what: str) -> None:
 
 def check_store(app: AppPort, handle: JobHandle[Any], what: str) -> None:
     """Raise InvalidOption for a job of another store."""
-    other = handle.app
-    if other is app:
-        return
-    ours, theirs = app.settings, other.settings
-    if (ours.url, ours.namespace) != (theirs.url, theirs.namespace):
+    if not _have_one_store(app, handle.app):
         raise InvalidOption(f"{what}: job {handle.id} is in another store; a job can wait only for jobs of its own")
+
+
+def check_same_store(app: AppPort, other: AppPort, what: str) -> None:
+    """Raise InvalidOption for a task of an app with another store."""
+    if not _have_one_store(app, other):
+        raise InvalidOption(f"{what} belongs to an app with another store: enqueue it there")
+
+
+def _have_one_store(app: AppPort, other: AppPort) -> bool:
+    if other is app:
+        return True
+    ours, theirs = app.settings, other.settings
+    return (ours.url, ours.namespace) == (theirs.url, theirs.namespace)

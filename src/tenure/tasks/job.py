@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 from uuid import UUID
 
@@ -235,16 +236,24 @@ class Job(Generic[C]):
         value: T = task.load_once(key, stored, fn)
         return value
 
-    async def aonce(self, key: str, fn: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `await fn()` under this key of this job, whichever attempt produced it."""
+    @overload
+    async def aonce(self, key: str, fn: Callable[[], Awaitable[T]]) -> T: ...
+    @overload
+    async def aonce(self, key: str, fn: Callable[[], T]) -> T: ...
+    async def aonce(self, key: str, fn: Callable[[], Any]) -> Any:
+        """The first result of `fn`, plain or async, under this key of this job, whichever attempt produced it.
+
+        A plain one runs on the event loop, so it must not block.
+        """
         from asyncio import to_thread
 
         task, key = self._attempt.task, valid_key(key, "once key")
         stored = await to_thread(self._attempt.recall, key)
         if stored is None:
-            stored = await to_thread(self._attempt.record, key, task.dump_once(key, await fn()))
-        value: T = task.load_once(key, stored, fn)
-        return value
+            made = fn()
+            value = await made if isawaitable(made) else made
+            stored = await to_thread(self._attempt.record, key, task.dump_once(key, value))
+        return task.load_once(key, stored, fn)
 
     # ── waiting ──
 

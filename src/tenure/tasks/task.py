@@ -225,7 +225,7 @@ class Task(Generic[P, R_co]):
         if self.signals and not self.takes_job:
             raise InvalidOption(f"{self.name}: signals: only a Job can expect one; add a first parameter job: Job")
         check_limits(self.name, self.limits, self.arguments)
-        for name in _fields(self.unique or ""):
+        for name in () if self.unique is None else _fields(self.unique):
             if name not in self.arguments.names:
                 raise InvalidOption(f"{self.name}: unique: no argument is named {name!r}; it takes {self.arguments}")
 
@@ -350,13 +350,24 @@ class _Keys(Formatter):
         self._task = task
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, int | str]:
-        value, name = super().get_field(field_name, args, kwargs)
+        try:
+            value, name = super().get_field(field_name, args, kwargs)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise InvalidArguments(f"{self._task}: unique: {{{field_name}}} is not there: {error}") from None
         if isinstance(value, Secret) or (not isinstance(value, str) and STARS in str(value)):
             raise InvalidOption(f"{self._task}: unique can't use {field_name!r}: a Secret is *** in every text")
         return value, name
 
+    def format_field(self, value: Any, format_spec: str) -> str:
+        try:
+            return cast("str", super().format_field(value, format_spec))
+        except (ValueError, TypeError) as error:
+            raise InvalidArguments(f"{self._task}: unique: {value!r} has no format {format_spec!r}: {error}") from None
+
 
 def _fields(template: str) -> list[str]:
+    if not template or not isinstance(template, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"unique: expected a template like 'repo:{{repo_url}}', got {template!r}")
     try:
         names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:

@@ -30,6 +30,7 @@ from tenure.tasks.client import in_transaction
 from tenure.tasks.edges import check_store
 from tenure.tasks.ended import Ended
 from tenure.tasks.expects import Asked, asked_for
+from tenure.tasks.gathered import Gathered
 from tenure.tasks.handle import JobHandle
 from tenure.tasks.loops import settled
 from tenure.tasks.placeholders import Source, marked
@@ -84,6 +85,7 @@ class Waits:
     def __init__(self, attempt: Waiting) -> None:
         self._attempt = attempt
         self._active, self._lock = set[str](), Lock()
+        self._gathered = Gathered()
         self._suspends = Suspends()
         self._too_late = set[str]()  #: names of waits whose time-out ends the job
 
@@ -95,7 +97,7 @@ class Waits:
     # ── gather ──
 
     def gather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
-        with self._begun("gather", key):
+        with self._begun("gather", key), self._gathered.once(key):
             plan = self._plan(key)
             if plan.drafts is None and plan.ids is None:
                 plan = self._list(key, plan, _drafts(self._attempt, key, fn(), ended=ended))
@@ -104,7 +106,7 @@ class Waits:
             return self._results(key, plan, ended=ended)
 
     async def agather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
-        with self._begun("agather", key):
+        with self._begun("agather", key), self._gathered.once(key):
             plan = await settled(partial(self._plan, key))
             if plan.drafts is None and plan.ids is None:
                 jobs = fn()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import inspect
 import sys
 import threading
@@ -26,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -165,13 +165,13 @@ class Attempt(Reporting[Host]):
             task = self.task
             try:
                 if self.fetches:
-                    await self._aside(self.fetch)
+                    await _aside(self._pool, self.fetch)
                 if self.claimed.linked and may_have_markers(self.claimed.payload):
-                    args, kwargs = await self._aside(load, self.host.store, task, self.claimed, ahead=True)
+                    args, kwargs = await _aside(self._pool, load, self.host.store, task, self.claimed, ahead=True)
                 else:
                     args, kwargs = task.arguments.load(self.claimed.payload)
             except InvalidArguments as error:
-                raise await self._aside(misfit, self.host.store, self.claimed, str(error)) from error
+                raise await _aside(self._pool, misfit, self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
                 args = (Job(self), *args)
             if program.arounds:
@@ -193,20 +193,8 @@ class Attempt(Reporting[Host]):
             outcome = self._raised(error)
         except BaseException as error:  # SystemExit too: a handler must not exit its worker
             self._leave_fork(error)
-            outcome = self._raised(await aexcused(self, error, self._aside))
+            outcome = self._raised(await aexcused(self, error, partial(_aside, self._pool)))
         self._end(outcome)
-
-    async def _aside(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
-        """Run the call in a thread of the worker's: those of `asyncio.to_thread` may all be busy with handlers' calls.
-
-        There are as many threads as attempts. Raises Lost if none can be started.
-        """
-        ran = functools.partial(contextvars.copy_context().run, call, *args, **keywords)
-        try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, ran)
-        except RuntimeError as error:
-            raise Lost(timedelta(seconds=NO_THREAD_SECONDS), f"no thread could be started for it: {error}") from error
-        return await future
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
         context = contextvars.copy_context()
@@ -371,13 +359,26 @@ class Attempt(Reporting[Host]):
 
     async def aflush(self) -> None:
         self.check()
-        await self._aside(self.host.store_now, self)
+        await _aside(self._pool, self.host.store_now, self)
 
     def _reported(self) -> None:
         self.host.reported(self)
 
     def _lose_lease(self) -> None:
         self.request_stop("lease_lost", None)
+
+
+async def _aside(pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
+    """Run the call in a thread of the worker's: those of `asyncio.to_thread` may all be busy with handlers' calls.
+
+    There are as many threads as attempts. Raises Lost if none can be started.
+    """
+    context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+    try:
+        future = loop.run_in_executor(pool, lambda: context.run(call, *args, **keywords))
+    except RuntimeError as error:
+        raise Lost(timedelta(seconds=NO_THREAD_SECONDS), f"no thread could be started for it: {error}") from error
+    return await future
 
 
 def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:

@@ -114,7 +114,7 @@ class Sweep:
     def _still_old(self, names: Iterable[str], ripe: float) -> list[str]:
         """Those that have not been written again since they were listed: then a row has named them meanwhile, or will.
 
-        A value is written to the bucket before the row names it, so its age tells; reading the rows of many took a while.
+        A value is written to the bucket before the row names it, so its age tells; reading many rows took a while.
         """
         found: list[str] = []
         for name in names:

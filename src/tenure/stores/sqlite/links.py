@@ -118,7 +118,7 @@ def link(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence
             if links.gatherer == answer.id:
                 raise waits_for_itself(answer.id)
             add(connection, links.gatherer, Edge(answer.id, links.gathered), mine=answer.id == draft.id)
-            linked |= {answer.id} & new | {links.gatherer}  # at once: it may be queued or parked before the ask is answered
+            linked |= {answer.id} & new | {links.gatherer}  # not by its ask, before which it may be parked
     ask(connection, {draft.links.gatherer: 0 for draft in drafts if draft.links and draft.links.gatherer})
     connection.execute("UPDATE jobs SET linked = 1 WHERE id IN (SELECT value FROM json_each(?))", (json_of([*linked]),))
 
