@@ -226,6 +226,27 @@ def test_a_subclass_whose_fields_the_handler_would_not_get_is_refused() -> None:
     assert round_trip(send, Renamed(1), None) == ((Parcel(1), None), {})
 
 
+@dataclass
+class Load:
+    parcels: dict[str, list[Parcel]]
+
+
+def test_so_is_one_within_another_value() -> None:
+    def send(
+        loads: list[Load], more: tuple[Parcel, ...] = (), by_name: dict[str, Parcel | None] | None = None
+    ) -> None: ...
+
+    insured = Insured(1, 2)
+    advice = (
+        "the handler takes a Parcel, so it would not get worth of an Insured; declare Insured there, or pass a Parcel"
+    )
+    assert refusal(send, [Load({"a": [Parcel(1), insured]})]) == f"send.loads: {advice}"
+    assert refusal(send, [], (Parcel(1), insured)) == f"send.more: {advice}"
+    assert refusal(send, [], (), {"a": None, "b": insured}) == f"send.by_name: {advice}"
+    whole = [Load({"a": [Parcel(1), Parcel(2)]})], (Parcel(3),), {"a": None, "b": Parcel(4)}
+    assert round_trip(send, *whole) == (whole, {})
+
+
 def test_a_model_that_keeps_what_it_does_not_declare_loses_nothing() -> None:
     pydantic = pytest.importorskip("pydantic")
     base = pydantic.create_model("Open", __config__={"extra": "allow"}, weight=(int, ...))

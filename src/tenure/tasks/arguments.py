@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -30,6 +29,7 @@ from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption, Locked
 from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
+from tenure.tasks.loss import has_fields, refuse_loss
 from tenure.tasks.placeholders import Placeholder, misplaced
 
 T = TypeVar("T")
@@ -415,9 +415,7 @@ class Arguments:
         iterators = tuple(each.name for each in self._parameters if get_origin(self._hints[each.name]) is Iterator)
         keywords = tuple(each.name for each in keyword_only)
         kinds = {each.name: self._hints[each.name] for each in self._parameters}
-        objects = tuple(
-            name for name, kind in kinds.items() if any(map(_fields, (get_origin(kind) or kind, *get_args(kind))))
-        )
+        objects = tuple(name for name, kind in kinds.items() if has_fields(kind))
         self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators, objects)
         return self._codec
 
@@ -455,20 +453,8 @@ class Arguments:
             raise
         decoded = self._decode(encoded)
         for name in self._built().objects:
-            self._refuse_loss(name, getattr(bound, name), getattr(decoded, name))
+            refuse_loss(f"{self._task}.{name}", getattr(bound, name), getattr(decoded, name))
         return encoded.decode()
-
-    def _refuse_loss(self, name: str, given: object, kept: object) -> None:
-        """A subclass of the declared class is stored with all its fields, but the handler would not get its own."""
-        if type(given) is type(kept) or not isinstance(given, type(kept)):
-            return
-        extra: Mapping[str, object] = getattr(kept, "__pydantic_extra__", None) or {}
-        if lost := _fields(type(given)).difference(_fields(type(kept)), extra):
-            theirs, ours = type(given).__name__, type(kept).__name__
-            raise InvalidArguments(
-                f"{self._task}.{name}: the handler takes {a(ours)}, so it would not get {', '.join(sorted(lost))} of "
-                f"{a(theirs)}; declare {theirs} there, or pass {a(ours)}"
-            )
 
     def dump_around(self, bound: msgspec.Struct, limit: int) -> tuple[str, dict[str, Placeholder]]:
         """The payload without the placeholders among the arguments, and these by name."""
@@ -481,7 +467,7 @@ class Arguments:
         kinds = [(name, _listed(self._hints[name])) for name in rest]
         decoded = self._decode(encoded, decoder(msgspec.defstruct(self._task, kinds)))
         for name in rest.keys() & set(self._built().objects):
-            self._refuse_loss(name, rest[name], getattr(decoded, name))
+            refuse_loss(f"{self._task}.{name}", rest[name], getattr(decoded, name))
         return encoded.decode(), holes
 
     def kind_of(self, name: str) -> Any:
@@ -565,16 +551,6 @@ class Arguments:
             return f"{self._task}: missing argument {missing[1]!r}; it takes {self}"
         name = _FIELD.match(path.rpartition("key in ")[2])
         return f"{self._task}{f'.{name[1]}' if name else ''}: {plain(what)}{path and f' (at {path})'}"
-
-
-def _fields(kind: Any) -> set[str]:
-    """The fields that JSON gets of a class; none of a class of another sort."""
-    if is_dataclass(kind):
-        return {each.name for each in fields(kind)}
-    modelled = getattr(kind, "__pydantic_fields__", {}) if isinstance(kind, type) else {}
-    attrs = getattr(kind, "__attrs_attrs__", ()) if isinstance(kind, type) else ()
-    structs = getattr(kind, "__struct_fields__", ()) if isinstance(kind, type) else ()
-    return {*structs, *(each.name for each in attrs), *(name for name, each in modelled.items() if not each.exclude)}
 
 
 def _listed(kind: Any) -> Any:

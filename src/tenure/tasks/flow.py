@@ -66,7 +66,10 @@ class Step(Source, Generic[R_co]):
     def handle(self) -> JobHandle[R_co]:
         """The handle of its job, once the flow is stored: after the block. Raises TenureError before."""
         if self._handle is None:
-            raise TenureError(f"{self.what} is stored at the end of the flow's block: use its handle after that")
+            raise TenureError(
+                f"{self.what} is stored at the end of the flow's block: use its handle after that, "
+                "or within the block flow.add(…, after=[step])"
+            )
         return self._handle
 
     def at(self, flow: Flow) -> str:
