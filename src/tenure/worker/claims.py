@@ -112,7 +112,9 @@ class ClaimLoop:
         slots = self._slots
         slots.alone = self._yields = False  # else this claim would not have been made
         its_turn = slots.loop.time() - self._asked_alone_at > ALONE_SECONDS
-        if its_turn and not slots.empty and await self._access.ask(self._suspects_wait):
+        # Code of a lost lease that does not stop may go on for good, and may be that of the very job that waits.
+        left = any(attempt.stopping == "lease_lost" for attempt in slots.running.values())
+        if its_turn and not slots.empty and not left and await self._access.ask(self._suspects_wait):
             slots.alone = self._yields = True  # claim nothing else until nothing runs
             return []
         if its_turn and slots.empty and (alone := await self._claim_alone()):
