@@ -84,6 +84,28 @@ RUNNING = """
 """
 
 
+SHARED = """
+@jobs.task(retry=1)
+async def count(pages: int) -> int:
+    found = 0
+    async for order in Order.objects.all().aiterator(chunk_size=10):
+        found += 1
+        if found % 10 == 0 and pages:
+            pages -= 1
+            await (await apay.aenqueue(order.pk)).aresult("60s")  # begins and ends on the same thread
+    return found
+"""
+
+COUNT = """
+from orders.models import Order
+from orders.tasks import count, jobs
+from django.db import connection
+Order.objects.bulk_create(Order() for _ in range(100))
+connection.close()
+with jobs.worker(concurrency=4):
+    assert count.enqueue(5).result("60s") == 100
+"""
+
 IN_A_TEST = """
 from django.test import TransactionTestCase
 from orders.models import Order
@@ -125,3 +147,10 @@ def test_a_lost_connection_costs_no_job_a_failure(
     text = IDLE if block == "idle" else RUNNING.format(mark=str(tmp_path))
 
     project.python(RUN.format(url=database_url, block=text.strip()))
+
+
+def test_an_async_task_leaves_the_connection_that_another_one_is_using(database_url: str, tmp_path: Path) -> None:
+    project = new_project(tmp_path, postgres(database_url, CONN_MAX_AGE=0), tasks=TASKS + SHARED)
+    project.manage("migrate", "--run-syncdb", "-v", "0")
+
+    project.python(COUNT)

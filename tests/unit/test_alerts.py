@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any, Literal
 
 import msgspec
@@ -666,6 +666,27 @@ def test_it_looks_one_interval_after_its_start_and_after_the_store_was_away(tmp_
     alarm.stop()
 
     assert asked[:4] == ["now", "now", "now", "look"]
+
+
+def test_a_check_that_the_store_refuses_although_it_answers_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = Semaphore(0)
+
+    class Refusing(MemoryStore):
+        def workers(self, *, dead: bool = False) -> list[WorkerView]:
+            looks.release()
+            raise StoreAway("permission denied for table workers")
+
+    settings = load({"alert_every": "100ms"}, environ={}, folder=tmp_path)
+    alarm = Alarm(Refusing(), PollNotifier(), settings, lambda _: MemoryStore(), lambda _, __: PollNotifier(), list)
+    alarm.start()
+    for _ in range(4):
+        assert looks.acquire(timeout=60)
+    alarm.stop()
+
+    told = [each.getMessage() for each in caplog.records if "permission denied" in each.getMessage()]
+    assert told == ["problems can't be looked for, so none is alerted: permission denied for table workers"]
 
 
 def test_every_look_of_a_machine_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -667,6 +667,36 @@ def test_a_signal_whose_reply_was_lost_has_arrived_and_one_that_another_was_fast
     assert not rig.client.signal(new.id, "own:approved", '"bob"')
 
 
+def test_a_signal_that_has_landed_is_told_although_the_store_is_away_just_after_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = rig.stored()
+    rig.bell.rings.clear()
+
+    def away(_: str) -> Any:
+        raise StoreAway("the line broke")
+
+    monkeypatch.setattr(rig.store, "get", away)
+
+    assert rig.client.signal(new.id, "own:approved", '"ada"')
+    assert rig.bell.rings == [Ring("due", "")]
+
+
+@pytest.mark.parametrize("verb", ["get", "cancel"])
+def test_a_cancel_outlives_a_moment_without_the_store(verb: str, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, works, blips = rig.stored(), getattr(rig.store, verb), [1, 2]
+
+    def blinks(*given: Any) -> Any:
+        if blips:
+            raise StoreAway(f"the line broke {blips.pop()}")
+        return works(*given)
+
+    monkeypatch.setattr(rig.store, verb, blinks)
+
+    assert rig.handle(new).cancel("no need")
+    assert not blips
+
+
 def test_many_who_await_the_results_of_different_jobs_share_their_looks(rig: Rig) -> None:
     new = [rig.stored() for _ in range(100)]
     looks: list[int] = []

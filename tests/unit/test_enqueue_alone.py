@@ -132,7 +132,7 @@ def test_a_server_that_is_gone_is_told_to_the_caller(
 ) -> None:
     from tenure.tasks import client as module
 
-    monkeypatch.setattr(module._retried, "__defaults__", (0.0,))
+    monkeypatch.setattr(module.retried, "__defaults__", (0.0,))
     proxy.refuse()
     with pytest.raises(StoreAway, match="out of reach"):
         asyncio.run(client(behind, tmp_path).aenqueue([draft()]))

@@ -575,3 +575,21 @@ def test_a_transaction_around_a_flow_names_the_flow_that_would_wait(tmp_path: Pa
     with jobs, jobs.transaction(), pytest.raises(StoreError, match=r"inside jobs\.transaction"):
         with jobs.flow("beside") as flow:
             flow.add(task.bind())
+
+
+def test_the_updates_of_a_flow_in_a_test_do_not_wait_for_what_only_the_test_can_do(tmp_path: Path) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db")
+
+    @jobs.task
+    def page(n: int) -> int:
+        return n
+
+    with jobs.testing() as queue:
+        with jobs.flow("pages") as flow:
+            flow.add(page.bind(1))
+        updates = flow.handle.updates()
+        assert next(updates).live == 1
+        with pytest.raises(TimeoutError, match="drain"):
+            next(updates)
+        queue.drain()
+        assert [each.progress for each in updates] == [1.0]

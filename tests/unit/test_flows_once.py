@@ -52,7 +52,7 @@ def url() -> Iterator[str]:
 def test_who_makes_it_in_a_transaction_keeps_the_others_waiting(
     end: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client._retried, "__defaults__", (60.0,))
+    monkeypatch.setattr(client.retried, "__defaults__", (60.0,))
     jobs = Tenure(url, notifier="poll")
     PostgresStore(url).migrate()
     refused = list[Exception]()

@@ -129,6 +129,19 @@ def test_a_declared_rule_holds_at_once(crontabs: Crontabs) -> None:
     assert [tick.status for tick in crontabs.history()] == ["success", "success"]
 
 
+def test_a_guard_whose_interval_was_changed_by_a_call_that_did_not_run_is_overdue_when_no_call_comes(
+    crontabs: Crontabs,
+) -> None:
+    crontabs.call(every="1h")
+    crontabs.world.advance(HOUR / 4)
+    with pytest.raises(GuardSkipped, match="has already run"):
+        crontabs.call(every="2h")
+
+    crontabs.world.advance(DAY)
+
+    assert [kind for kind, _ in crontabs.wrong()] == ["overdue"]
+
+
 def test_another_interval_holds_at_once_and_is_told(crontabs: Crontabs) -> None:
     crontabs.call(every="1h")
     crontabs.world.advance(HOUR)

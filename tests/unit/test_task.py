@@ -17,6 +17,7 @@ import pytest
 from tenure import Fail, Job, Retry, Secret, Snooze, Tenure
 from tenure.core.ids import new_id
 from tenure.errors import InvalidArguments, InvalidOption, TenureError, UnknownTask, WouldBlock
+from tenure.operations.admin import Admin
 from tenure.ports import Draft
 
 
@@ -681,3 +682,22 @@ def test_a_unique_that_is_no_template_is_refused_where_it_is_declared(jobs: Tenu
     with pytest.raises(InvalidOption, match="unique: expected a template"):
         jobs.task(unique=template)(pay)
         jobs.program.check()
+
+
+def test_a_replay_with_other_arguments_keeps_no_unique_key_of_the_old_ones(tmp_path: Path) -> None:
+    """The key stayed: enqueues of the old arguments met this job, and those of the new ones ran beside it."""
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db")
+
+    @jobs.task(unique="order:{n}")
+    def pay(n: int, note: str = "") -> None: ...
+
+    with jobs:
+        handle, chosen = pay.enqueue(7), pay.using(unique="mine").enqueue(7)
+        for each in (handle, chosen):
+            each.cancel()
+        client = jobs.client()
+        admin = Admin(client.store, client.notifier, jobs.settings)
+        with pytest.raises(InvalidArguments, match=r"its unique key is 'order:7', .* would be 'order:8'"):
+            admin.jobs.replay_edited(str(handle.id), {"n": 8}, task=pay)
+        assert admin.jobs.replay_edited(str(handle.id), {"note": "again"}, task=pay).landed
+        assert admin.jobs.replay_edited(str(chosen.id), {"n": 8}, task=pay).landed

@@ -385,6 +385,23 @@ def test_what_is_no_transaction_is_refused(shop: Shop) -> None:
     shared_postgres().drop_database(url)
 
 
+def test_a_commit_counts_whatever_the_connection_does_next(shop: Shop, engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("INSERT INTO a VALUES (1)"))
+        shop.pay.using(tx=connection).enqueue(7)
+        connection.commit()
+        connection.execute(text("SELECT * FROM a"))  # in another transaction, which is rolled back when it is closed
+    assert shop.orders == [7]
+
+    with engine.connect() as connection:
+        with connection.begin():
+            shop.pay.using(tx=connection).enqueue(8)
+        with suppress(ZeroDivisionError), connection.begin():
+            shop.pay.using(tx=connection).enqueue(9)
+            raise ZeroDivisionError
+    assert shop.orders == [7, 8]
+
+
 def test_a_connection_in_no_transaction_is_refused(shop: Shop, engine: Engine) -> None:
     with engine.connect() as connection, pytest.raises(StoreError, match=r"engine\.begin\(\)"):
         shop.pay.using(tx=connection).enqueue(1)

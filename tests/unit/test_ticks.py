@@ -1212,3 +1212,35 @@ def test_a_schedule_that_this_release_cannot_read_keeps_its_runs_open_for_one_th
     assert not nothing(stands, 30, succeeded(0, until=10))
 
     assert nothing(stands.but(unread="a word of tomorrow"), 30, succeeded(0, until=10))
+
+
+CAIRO = {"rule": "0 0 1 * *", "tz": "Africa/Cairo"}  # 21:00Z the day before, in summer time
+
+
+def of_older_zones(shift: timedelta, **options: Any) -> Plan:
+    """A plan just after the tick that was stored when the time zone still was another one."""
+    stands = declared(datetime(2027, 6, 15, tzinfo=UTC), **options)
+    assert stands.next_tick is not None
+    stored = stands.but(next_tick=stands.next_tick + shift, due_at=stands.next_tick + shift)
+    return Plan(Standing(stored), max(stored.next_tick, stands.next_tick) + timedelta(seconds=1)).fire()
+
+
+def test_a_tick_that_a_change_of_its_time_zone_has_moved_is_fired_once() -> None:
+    tick = datetime(2027, 6, 30, 21, tzinfo=UTC)
+
+    for shift in (timedelta(hours=1), timedelta(hours=-1), timedelta()):
+        fired = of_older_zones(shift, **CAIRO)
+        assert [(each.tick, each.status) for each in fired.ticks] == [(tick, "open")], shift
+        assert fired.schedule.next_tick == datetime(2027, 7, 31, 21, tzinfo=UTC)
+
+
+def test_no_tick_of_the_day_before_is_fired_again_where_the_time_zone_has_moved() -> None:
+    stands = declared(datetime(2027, 6, 15, tzinfo=UTC), rule="0 0 * * *", tz="Africa/Cairo")
+    assert stands.next_tick is not None
+    last = stands.next_tick - timedelta(days=1, hours=1)  # an hour earlier, by the older zones
+    stored = stands.but(last_tick=last, next_tick=stands.next_tick - timedelta(hours=1))
+
+    fired = Plan(Standing(stored), stored.next_tick + timedelta(seconds=1)).fire()
+
+    assert fired.ticks == []
+    assert fired.schedule.next_tick == stands.next_tick

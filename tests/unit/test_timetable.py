@@ -654,6 +654,19 @@ def test_a_backfill_runs_the_ticks_that_did_not_become_runs(clock: Clockwork) ->
     assert clock.waiting() == 4
 
 
+def test_a_backfill_runs_the_ticks_whose_jobs_never_started(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    (tick,) = clock.store.ticks("s")
+    clock.store.cancel([str(tick.job_id)], "no need")
+    clock.table.settle(clock.table.all())
+    assert [(each.status, each.started_at) for each in clock.store.ticks("s")] == [("cancelled", None)]
+
+    (again,) = clock.table.backfill("s", clock.at(1), clock.at(1))
+
+    assert look(clock.store, again).meta["tick"] == clock.at(1).isoformat()
+
+
 def test_a_backfill_again_runs_all_of_them_again_and_again(clock: Clockwork) -> None:
     clock.table.put(hourly(overlap="allow"))
     clock.fire(1)

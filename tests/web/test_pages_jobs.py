@@ -324,6 +324,20 @@ def test_a_bulk_action_is_counted_and_asked_for_first(web: Web, store: Store, wo
     assert look(store, late).state is State.QUEUED, "it was not counted"
 
 
+def test_a_bulk_action_takes_no_more_than_were_counted(web: Web, store: Store) -> None:
+    late = [put(store, queue="reports") for _ in range(5)]
+    for _ in range(3):
+        store.cancel([put(store, queue="reports")], "no need")
+    to, _ = web.post("/jobs/bulk/ask", verb="replay", all="yes", queue="reports", state="cancelled", back="/jobs")
+    page = web.get(to)
+    assert "Replay 3 jobs?" in said(page)
+
+    store.cancel(late, "no need")
+
+    assert "3 were counted, and 8 match now" in said(web.refused("/jobs/bulk", 409, **hidden(page, "/jobs/bulk")))
+    assert {look(store, each).state for each in late} == {State.CANCELLED}
+
+
 def test_a_bulk_action_on_chosen_jobs_says_of_whom_it_could_not_be_done(web: Web, store: Store) -> None:
     dead, queued = bring(store, State.DEAD).job_id, put(store)
 

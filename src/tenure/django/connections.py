@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
-from threading import Lock, current_thread
+from threading import Lock, current_thread, local
 from typing import Any
 
 from asgiref.sync import SyncToAsync
@@ -23,6 +23,7 @@ from tenure.tasks.job import Job
 
 _log = logger("tenure.worker")
 CLOSE_SECONDS = 5.0  #: how long the end of a worker waits for the thread of async handlers
+_using = local()  #: `count`: how many attempts this thread's connections are for; async ones share a thread
 _lent: list[Any] = []  #: the connections of a test, which its handlers use too: their rows are not committed
 
 
@@ -108,6 +109,11 @@ def _before(mine: Sequence[Any]) -> None:
         for connection in mine:
             connections[connection.alias] = connection
         return
+    others = getattr(_using, "count", 0)
+    _using.count = others + 1
+    if others:
+        _close_broken()
+        return
     _kept.take()
     _close_old()
     for connection in connections.all(initialized_only=True):
@@ -120,8 +126,22 @@ def _after(mine: Sequence[Any]) -> None:
         for connection in mine:
             del connections[connection.alias]
         return
+    _using.count -= 1
+    if _using.count:
+        return
     _close_old()
     _kept.keep()
+
+
+def _close_broken() -> None:
+    """Others use these connections: close one only if it failed and is of no use, and never because of its age."""
+    for connection in connections.all(initialized_only=True):
+        if connection.connection is None or connection.in_atomic_block or not connection.errors_occurred:
+            continue
+        if connection.is_usable():
+            connection.errors_occurred = False
+        else:
+            _closed(connection)
 
 
 def _close_old() -> None:

@@ -19,7 +19,16 @@ from tenure.maintenance.lifeline import in_time
 from tenure.ports import Store, WorkerIdentity
 from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.cron import Every
-from tenure.schedules.guard_plan import EARLY, Began, Held, begin_guard, other_command, other_rule, skip_call
+from tenure.schedules.guard_plan import (
+    EARLY,
+    Began,
+    Held,
+    begin_guard,
+    expect_next,
+    other_command,
+    other_rule,
+    skip_call,
+)
 from tenure.schedules.plan import ON_TIME, Plan, rule_of, why_unread
 from tenure.schedules.timetable import ticks_of
 
@@ -63,6 +72,7 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
             plan, job_id, me.id, user_and_host(), now=now, force=force, past=past, command=schedule.command
         )
     if isinstance(began, Held):
+        expect_next(plan)
         change = plan.change()
         if change is not None:
             store.change([change])

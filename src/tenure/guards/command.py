@@ -70,6 +70,11 @@ class _Output:
         else:
             self._read, self.theirs = os.pipe()
 
+    @property
+    def reads(self) -> int:
+        """Where it is read here."""
+        return self._read
+
     def start(self) -> None:
         """The command has started: close its end here, and pass on its output."""
         if not self._quiet:
@@ -145,7 +150,7 @@ class Command:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            for fd in (fd for other in others for fd in other.ends):  # held here, readers would never see the end
+            for fd in (fd for other in others for fd in other.ends):
                 os.close(fd)
             _become(argv, environment, parent, self.outputs, go, refusal)
         with suppress(OSError):  # the fork has done it itself, and may have ended
@@ -175,8 +180,12 @@ class Command:
 
     @property
     def ends(self) -> list[int]:
-        """The write ends held here before the start: their readers wait until every process has closed them."""
-        return [self._go, self._deadlines_out, *(output.theirs for output in self.outputs)]
+        """The ends of pipes held here before the start: the other side waits until every process has closed them.
+
+        A reader would never see the end of the output, and a command never get SIGPIPE once its reader is gone.
+        """
+        reads = (output.reads for output in self.outputs if output.reads != output.theirs)
+        return [self._go, self._refusal, self._deadlines_out, *(output.theirs for output in self.outputs), *reads]
 
     @property
     def at_terminal(self) -> bool:
@@ -281,6 +290,17 @@ class Command:
     def send(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+    @property
+    def has_left(self) -> bool:
+        """Does a process of its group run on?"""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # of another user
+            return True
+        return True
 
     def kill(self) -> None:
         kill_group(self.pid)

@@ -29,6 +29,7 @@ TIMED_OUT, AWAY, NOT_FOUND, BY_SIGNAL = 124, 75, 127, 128
 #: How a command ends that was stopped at its terminal, and the exit code that a shell makes of that.
 _STOPPED_BY_HAND = {code for n in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) for code in (-n, BY_SIGNAL + n)}
 _NEVER = float("inf")
+GROUP_SECONDS = 0.05  #: between two looks whether the group of a command that was asked to stop has ended
 _boot = system_clock().boot
 
 
@@ -244,6 +245,12 @@ def _run(
         bell.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
     if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
         stop = "lease_lost"  # the watcher ended it while this process was stopped
+    if stop is not None or passed_on:  # the others of its group have had the signal, too, and may still clean up
+        last = kill_at if stop is not None else _boot() + wishes.grace
+        while command.has_left and _boot() < last:
+            while got:
+                command.send(got.pop(0))
+            bell.rest(min(last, _boot() + GROUP_SECONDS))
     if stop is not None:
         command.kill()  # what is left of its group
     command.done()

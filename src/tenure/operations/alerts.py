@@ -271,7 +271,7 @@ class Alarm:
             self._thread.join(LAST_SECONDS)
 
     def _run(self) -> None:
-        rested, pause = False, 0.0
+        rested, pause, answered, told = False, 0.0, False, ""
         while not self._closing.wait(pause):
             took = 0.0
             try:
@@ -279,11 +279,15 @@ class Alarm:
                 began = time.thread_time()
                 if rested:
                     self._watch.update([*problems(self._store, self._settings), *of_duties(self._lags())])
+                    told = ""
                 else:
                     self._store.now()
-                took, rested = time.thread_time() - began, True
-            except StoreError:  # the supervisor reports that
-                rested = False
+                took, answered, rested = time.thread_time() - began, not rested, True
+            except StoreError as error:  # the supervisor reports a store that is away
+                if answered and str(error) != told:  # but not one that answers, and refuses this check
+                    _log.error("problems can't be looked for, so none is alerted: %s", error)
+                    told = str(error)
+                rested = answered = False
             except Exception:
                 _log.exception("the check for problems failed")
             pause = max(self._every * (0.8 + 0.4 * random()), SHARE * took)

@@ -184,6 +184,11 @@ class Jobs(JobReads):
             raise InvalidArguments(f"job {job_id}: its arguments would be {len(payload.encode())} bytes, over {most}")
         if task is not None:
             task.arguments.load(payload)
+        if task is not None and (key := task.moved_key(job.payload, payload, job.unique)) is not None:
+            raise InvalidArguments(
+                f"job {job_id}: its unique key is {job.unique!r}, and with these arguments it would be {key!r}: the "
+                "key of a job stays; enqueue a new one"
+            )
         if moved := [key for key in job.limits if key_of(key.limit, after, job.task) != key]:
             to = key_of(moved[0].limit, after, job.task).key
             raise InvalidArguments(

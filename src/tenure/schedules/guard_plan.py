@@ -161,6 +161,13 @@ def _ran(s: Schedule, rule: Rule, tick: datetime, past: Collection[datetime] = (
     return next((each for each in ran if each == tick or abs((tick - each).total_seconds()) < near), None)
 
 
+def expect_next(plan: Plan) -> None:
+    """A guard whose timing was changed by a call that did not run: without this it would never be overdue."""
+    s = plan.schedule
+    if s.next_tick is None and s.last_tick is not None:
+        plan.set(next_tick=_tick_after(s, plan.rule, s.last_tick))
+
+
 def _tick_after(s: Schedule, rule: Rule, tick: datetime) -> datetime | None:
     """When the next call is expected.
 

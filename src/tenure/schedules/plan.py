@@ -32,6 +32,7 @@ MOST_COUNTED = 10_000  #: missed ticks are counted up to this number
 _ERROR_SHOWN = 2_000
 _OUTRUN = "overlap: missed ticks were being run meanwhile, and a run takes longer than the time between two ticks"
 _MOMENT = timedelta(milliseconds=1)
+ZONE_SHIFT = timedelta(hours=3)  #: by how much a change of a time zone moves a tick at most
 _TIMING = ("rule", "tz", "dst", "start", "end")
 _DEFINITION = (
     *("kind", "source", "release", "released_at", "job", "overlap", "catch_up", "catch_up_window", "catch_up_max"),
@@ -231,6 +232,7 @@ class Plan(PlannedChange):
         """Decide every tick whose time has come. `spread` False: also those that wait for their jitter."""
         if self.schedule.idle or self.schedule.job is None:
             return self
+        heed_zone(self)
         newest, pending = self._newest_due() if spread else self.upto(self.now), self.schedule.pending_tick
         if pending is not None and (not self._running or self.schedule.overlap == "allow"):
             self.set(pending_tick=None)
@@ -505,3 +507,16 @@ def lost_run(standing: Standing, now: datetime) -> Run | None:
     """
     lost = (run for run in standing.runs if run.live and run.locked_until is not None and run.locked_until < now)
     return next(lost, None) if standing.schedule.kind == "guard" else None
+
+
+def heed_zone(plan: Plan) -> None:
+    """If the next tick is none by the time zones of today, they have changed: it is the one that took its place.
+
+    A tick that lies further back is that of the day before, which has run, or was decided.
+    """
+    s = plan.schedule
+    if s.next_tick is None or plan.upto(s.next_tick) == s.next_tick:
+        return
+    moved, past = plan.upto(s.next_tick), max(filter(None, (s.last_tick, s.since)), default=None)
+    earlier = moved is not None and s.next_tick - moved <= ZONE_SHIFT and (past is None or moved > past)
+    plan.set(next_tick=moved if earlier else plan.after(s.next_tick))

@@ -285,7 +285,7 @@ class Timetable:
         before: datetime | None = until + _MOMENT
         while before is not None:
             page = self.ticks(s, limit=_BATCH, before=before)
-            yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
+            yield from (tick for tick in page if _ran(tick) and tick.cause != "trigger")
             more = len(page) == _BATCH and page[-1].tick > since
             before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may have that instant
 
@@ -445,3 +445,8 @@ def _log_ticks(change: Change) -> None:
             _log.log(level, "%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
         elif tick.status == "failure":
             _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why.partition("\n")[0])
+
+
+def _ran(tick: Tick) -> bool:
+    """Did it become a run? Not if its job expired, or was cancelled before it started."""
+    return tick.status in ("open", "success", "failure") or tick.started_at is not None

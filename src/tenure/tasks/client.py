@@ -103,7 +103,7 @@ class Client:
         """Check a task that this process lacks against what workers have registered. The answer is remembered."""
         now = time.monotonic()
         if self._registered.get((task, queue), 0.0) <= now:
-            rows = _retried(partial(self.store.workers, dead=True))
+            rows = retried(partial(self.store.workers, dead=True))
             check_registered(rows, task, queue, redact(self.store.url), own)
             self._registered[task, queue] = now + REMEMBERED_SECONDS
 
@@ -134,7 +134,7 @@ class Client:
         self.refuse_beside_transaction()
         tries = count(2 if again else 1)
         try:
-            tried, answers = _retried(
+            tried, answers = retried(
                 lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ()
             )
         except FlowMade:
@@ -171,7 +171,7 @@ class Client:
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self.refuse_beside_transaction()
         if any(len(draft.payload) >= self.store.capabilities.inline for draft in drafts):
-            await asyncio.to_thread(_retried, partial(self._keep, drafts))  # those that share the write don't wait
+            await asyncio.to_thread(retried, partial(self._keep, drafts))  # those that share the write don't wait
         tracing = self._tracing()
         if tracing is None or not drafts:
             return await self._gathered(drafts)
@@ -210,7 +210,7 @@ class Client:
         """The first result of this key, as JSON."""
         self.refuse_beside_transaction("jobs.once(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
-        while isinstance(found := _retried(mine.claim), int | float):
+        while isinstance(found := retried(mine.claim), int | float):
             time.sleep(found)
         if found is not None:
             return found
@@ -220,14 +220,14 @@ class Client:
             except BaseException:
                 mine.release()
                 raise
-            return _retried(partial(mine.keep, value), HOLD_SECONDS)
+            return retried(partial(mine.keep, value), HOLD_SECONDS)
 
     async def aonce(self, key: str, fn: Callable[[], object], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
         self.refuse_beside_transaction("jobs.aonce(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
         try:
-            while isinstance(found := await settled(partial(_retried, mine.claim)), int | float):
+            while isinstance(found := await settled(partial(retried, mine.claim)), int | float):
                 await asyncio.sleep(found)
         except asyncio.CancelledError:
             await settled(mine.release)  # a claim in flight may have succeeded
@@ -241,7 +241,7 @@ class Client:
             except BaseException:
                 await settled(mine.release)
                 raise
-            return await settled(partial(_retried, partial(mine.keep, value), HOLD_SECONDS))
+            return await settled(partial(retried, partial(mine.keep, value), HOLD_SECONDS))
 
     # ── transactions ──
 
@@ -333,12 +333,12 @@ class Client:
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
         self.refuse_beside_transaction("a cancel writes beside it: call it before or after the block")
-        before = self.store.get(job_id)
+        before = retried(partial(self.store.get, job_id))
         if before is None:
             raise _unknown(job_id, self.settings)
         if before.state in ENDED:
             return False
-        state = self.store.cancel([job_id], reason)[job_id]
+        state = retried(partial(self.store.cancel, [job_id], reason))[job_id]
         rings = [Ring("cancel", before.queue)]
         if before.linked or before.limits:  # others may wait for it, or for its places
             rings.append(Ring("due", before.queue))
@@ -355,13 +355,12 @@ class Client:
         """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
         self.refuse_beside_transaction("a signal writes beside it: send it before or after the block")
         tries = count(1)
-        tried, answer = _retried(lambda: (next(tries), self.store.signal(job_id, key, text)))
+        tried, answer = retried(lambda: (next(tries), self.store.signal(job_id, key, text)))
         if answer is None:
             raise _unknown(job_id or "", self.settings)
         if isinstance(answer, NotLanded):  # perhaps an earlier try landed, and its reply was lost
             return tried > 1 and text in (each.value for each in self.store.signals(job_id, [key]))
-        job = None if job_id is None else self.store.get(job_id)
-        _ring(self.notifier, [Ring("due", job.queue if job is not None else "")])
+        _ring(self.notifier, [Ring("due", _queue_of(self.store, job_id))])
         return True
 
     async def asignal(self, job_id: str | None, key: str, text: str) -> bool:
@@ -477,7 +476,7 @@ def _own_as_created(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> lis
     return [answer._replace(created=answer.created or answer.id == draft.id) for draft, answer in pairs]
 
 
-def _retried(call: Callable[[], T], limit: float = RETRY_SECONDS, *, raised: type[Exception] | tuple[()] = ()) -> T:
+def retried(call: Callable[[], T], limit: float = RETRY_SECONDS, *, raised: type[Exception] | tuple[()] = ()) -> T:
     """Retry the call while the store is unavailable, for `limit` seconds. `raised`: errors that are raised at once."""
     deadline, pause = time.monotonic() + limit, 0.05
     while True:
@@ -491,3 +490,11 @@ def _retried(call: Callable[[], T], limit: float = RETRY_SECONDS, *, raised: typ
             longest = _LONGEST_BUSY_PAUSE if isinstance(error, StoreBusy) else _LONGEST_PAUSE
         time.sleep(pause)
         pause = min(pause * 2, longest)
+
+
+def _queue_of(store: Store, job_id: str | None) -> str:
+    """For a ring after a write that has landed, whether or not the store answers again: '' if it is not known."""
+    job = None
+    with suppress(StoreError):
+        job = None if job_id is None else store.get(job_id)
+    return "" if job is None else job.queue

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import UUID
 
 from tenure.core.lifecycle import ENDED, EXPIRED, LIVE, State
@@ -17,6 +18,8 @@ from tenure.tasks.texts import checked_text
 
 if TYPE_CHECKING:
     from tenure.tasks.handle import AppPort, ClientPort
+
+T = TypeVar("T")
 
 PAGE = 200  #: jobs in one call of the store
 LOOK_SECONDS = 0.2
@@ -67,6 +70,10 @@ class FlowHandle:
         """How many of its jobs are in each state. Raises UnknownJob if there is no such flow."""
         refuse_on_loop("status()", "await handle.astatus()")
         return _status(self._app.client(), self._id)
+
+    def refuse_endless_wait(self, status: FlowStatus) -> None:
+        """In `jobs.testing()`, where only this thread could end a wait for another status, raise TimeoutError."""
+        self._app.client().watch.refuse_endless(f"{status.live} jobs of flow {self._id} have not ended")
 
     async def astatus(self) -> FlowStatus:
         """How many of its jobs are in each state. Raises UnknownJob if there is no such flow."""
@@ -121,6 +128,7 @@ class FlowUpdates:
         while self._last is None or self._last.live:
             if self._is_news(status := self._handle.status()):
                 return status
+            self._handle.refuse_endless_wait(status)
             time.sleep(LOOK_SECONDS)
         raise StopIteration
 
@@ -141,8 +149,14 @@ class FlowUpdates:
         return status != before
 
 
+def _retried(call: Callable[[], T]) -> T:
+    from tenure.tasks.client import retried
+
+    return retried(call)
+
+
 def _status(client: ClientPort, flow_id: str) -> FlowStatus:
-    found = client.store.flows([flow_id])
+    found = _retried(partial(client.store.flows, [flow_id]))
     if not found:
         raise UnknownJob(f"there is no flow {flow_id}: it was never stored, or its jobs were deleted or pruned")
     (view,) = found
@@ -157,7 +171,7 @@ def _members(
     cursor: str | None = None
     while True:
         where = Filter(flow=flow_id, states=states, text=error)
-        page = client.store.search(where, limit=PAGE, cursor=cursor)
+        page = _retried(partial(client.store.search, where, limit=PAGE, cursor=cursor))
         found = {job.id: job.queue for job in page.jobs if error in (None, job.error)}
         if found:
             yield found
@@ -173,7 +187,7 @@ def _cancel(client: ClientPort, flow_id: str, reason: str) -> int:
     for states in _FIRST:
         for page in list(_members(client, flow_id, states)):
             fresh = {job_id: queue for job_id, queue in page.items() if job_id not in asked}
-            answers = client.store.cancel(fresh, reason)
+            answers = _retried(partial(client.store.cancel, fresh, reason))
             asked |= {job_id for job_id, state in answers.items() if state in (State.CANCELLED, State.PROCESSING)}
             client.notifier.announce([Ring(kind, queue) for queue in {*fresh.values()} for kind in ("cancel", "due")])
     return len(asked)
@@ -186,7 +200,7 @@ def _replay(client: ClientPort, flow_id: str) -> int:
     dead = _members(client, flow_id, frozenset({State.DEAD}))
     expired = _members(client, flow_id, frozenset({State.CANCELLED}), EXPIRED)
     for page in [*dead, *expired]:
-        answers = client.store.replay(page)
+        answers = _retried(partial(client.store.replay, page))
         landed = [(job_id, answer.state) for job_id, answer in answers.items() if isinstance(answer, Landed)]
         rings = {Ring("queued" if state is State.QUEUED else "due", page[job_id]) for job_id, state in landed}
         client.notifier.announce(rings)

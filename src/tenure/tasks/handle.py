@@ -28,11 +28,22 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 
 
+class WatchPort(Protocol):
+    """How a client waits for jobs."""
+
+    def refuse_endless(self, what: str) -> None:
+        """In `jobs.testing()`, where only this thread could end it, raise TimeoutError."""
+        ...
+
+
 class ClientPort(Protocol):
     """Enqueues jobs and reads their results: the client of an open store."""
 
     store: Store
     notifier: Notifier
+
+    @property
+    def watch(self) -> WatchPort: ...
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 

@@ -278,6 +278,19 @@ class Task(Generic[P, R_co]):
         values = msgspec.structs.asdict(bound)
         return self.stored_key(_Keys(self.name).vformat(self.unique, (), values))
 
+    def moved_key(self, before: str, after: str, key: str | None) -> str | None:
+        """The unique key of the payload `after`, if `key` is that of `before` and not that of `after`."""
+        if self.unique is None or key is None:
+            return None
+        try:
+            old, new = (self._key_of(self._bound(payload)) for payload in (before, after))
+        except InvalidArguments:  # the old ones no longer fit, or the new ones have a field less
+            return None
+        return new if key == old != new else None
+
+    def _bound(self, payload: str) -> msgspec.Struct:
+        return self.arguments.bind(*self.arguments.load(payload, bind=True))
+
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.largest_payload)
         here, keywords = self.arguments.load(payload)

@@ -74,6 +74,9 @@ class Watch:
         self._closed = self._running = False
         self.forget(paused=True)
 
+    def refuse_endless(self, what: str) -> None:
+        """Nothing to refuse: jobs run without this thread."""
+
     def wait(self, job_id: str, seen: str = "", *, ended: bool = False, timeout: float | None = None) -> Update:
         """The job's update, once its mark is no longer `seen`, or it has `ended`; after `timeout` at the latest.
 

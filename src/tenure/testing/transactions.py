@@ -240,6 +240,10 @@ class Transactions:
             if (mirror := self._open.get(key)) is not None:
                 mirror.committing = True
 
+        def beginning(_: Any) -> None:  # another transaction: the commit has succeeded
+            if (mirror := self._open.get(key)) is not None and mirror.committing:
+                self._end(key, committed=True)
+
         def failed(context: Any) -> None:
             mirror = self._open.get(key)
             if mirror is not None and mirror.committing and context.connection is connection:
@@ -266,6 +270,7 @@ class Transactions:
         mirror = self._mirror(
             connection,
             {
+                "begin": beginning,
                 "commit": committing,
                 "rollback": rolled_back,
                 "savepoint": savepoint,

@@ -42,6 +42,10 @@ class TestWatch(Watch):
             if not limit or not self._goes_on(update, seen, timeout, ended=ended, drains=drains):
                 return _changed(update, seen)
 
+    def refuse_endless(self, what: str) -> None:
+        if get_ident() == self._thread or current.get() is not None:
+            raise TimeoutError(f"{what}; {RUNS}")
+
     def _goes_on(self, update: Update, seen: str, timeout: float | None, *, ended: bool, drains: bool) -> bool:
         """`drains`: when the wait began. A drain that ended in it may have stored the outcome after the look."""
         over = update.status is None or update.status.state in ENDED if ended else update.mark != seen

@@ -258,8 +258,8 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
         was = dict(text.split(":", 1) for name, text in fields if name == "was" and ":" in text)
         return _act(view, verb, [text for name, text in fields if name == "id"], was, reason, per_minute), to
     ask = JobQuery.of(fields)
-    if verb == "delete":
-        _recount(view, ask, form)
+    if "count" in form:
+        _recount(view, verb, ask, form)
     where = ask.filter(view.admin.now(), payloads=view.user.payloads)
     bulk = view.admin.jobs.act_on_all(verb, where, reason, cursor=form.get("cursor") or None, per_minute=per_minute)
     told = _told(verb, bulk.done, bulk.refusals, bulk.refused, bulk.until, per_minute)
@@ -270,14 +270,14 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     return f"{told}; there are more", f"/jobs/bulk?{urlencode(query, doseq=True)}"
 
 
-def _recount(view: View, ask: JobQuery, form: Mapping[str, str]) -> None:
-    """The typed number is the most to delete: more may match since they were counted. Raises Problem."""
+def _recount(view: View, verb: Verb, ask: JobQuery, form: Mapping[str, str]) -> None:
+    """The number that was shown is the most: more may match since they were counted. Raises Problem."""
     where = ask.filter(view.admin.now(), payloads=view.user.payloads)
-    found = view.admin.jobs.count(where, "delete", cursor=form.get("cursor") or None).jobs
+    found = view.admin.jobs.count(where, verb, cursor=form.get("cursor") or None).jobs
     typed = count(form.get("count", ""), 0)
     if min(found, MOST_AT_ONCE) > typed + typed // 10:
         detail = f"{typed:,} were counted, and {found:,} match now: go back and count again"
-        raise Problem(HTTPStatus.CONFLICT, "Nothing is deleted", detail)
+        raise Problem(HTTPStatus.CONFLICT, f"Nothing is {DONE[verb]}", detail)
 
 
 def confirm(typed: str, number: str) -> None:
