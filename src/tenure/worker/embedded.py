@@ -85,6 +85,7 @@ class _Serving:
         self.ready = threading.Event()
         self.failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.abandoned: LeaseHolder | None = None  #: not renewed: its lease ends, and then others may run its jobs
         self._wake = asyncio.Event()
         self._fenced = self._hurried = False
 
@@ -156,6 +157,10 @@ class _Serving:
         """Drain it. Returns the attempts whose code did not stop although their lease was lost."""
         patience = STOP_SECONDS if self._running else None
         await worker.drain(self._grace, block_ended=self.closing.is_set, patience=patience)
+        if worker.running and self._running:
+            self.abandoned = self.holder
+            while worker.running and self._running and not self.holder.over:
+                await asyncio.sleep(LOOK_SECONDS)
         if worker.running and not self._running:
             await worker.drain(self._grace, block_ended=self.closing.is_set)
         if left := dict(worker.running):
@@ -467,6 +472,8 @@ class Embedded:
 
     def _beat(self) -> float:
         holder, alive, landed = self._serving.holder, True, False
+        if self._serving.abandoned is holder:
+            return holder.pause(landed=False)
         if self._serving.caller_is_lost:
             self._serving.restart(holder)
             return holder.pause(landed=False)
