@@ -56,3 +56,16 @@ def test_a_guard_with_retries_ends_when_its_reader_is_gone() -> None:
     guard.stdout.close()
 
     assert guard.wait(45) not in (0, 124)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_guard_to_which_orphans_are_given_does_not_wait_for_those_that_have_ended(tmp_path: Path) -> None:
+    """As PID 1 of a container it has to reap them itself."""
+    subreaper = f"import ctypes; ctypes.CDLL(None).prctl(36, 1); {GUARD[2]}"
+    script = "sleep 100 & touch begun; sleep 100"
+    guard = subprocess.Popen([GUARD[0], "-c", subreaper, *GUARD[3:], "--grace", "80s", "--", "sh", "-c", script])
+    until((tmp_path / "begun").exists, "its command to begin")
+
+    guard.send_signal(signal.SIGTERM)
+
+    assert guard.wait(60) == 128 + signal.SIGTERM

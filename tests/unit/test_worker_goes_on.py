@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from tenure import Job, Tenure
-from tenure.errors import StoreError
+from tenure.errors import StoreAway, StoreError
 from tenure.events import Events
 from tenure.maintenance.maintenance import Maintenance
 from tenure.stores.memory import MemoryStore
+from tenure.stores.sqlite import SqliteStore
 from tenure.worker.access import StoreAccess
 from waiting import until
 
@@ -41,6 +42,14 @@ def over() -> Iterator[threading.Event]:
 
 def no_thread(*_: object) -> None:
     raise RuntimeError("can't start new thread")
+
+
+def away(*_: object, **__: object) -> Any:
+    raise StoreAway("out of reach")
+
+
+def worker_ids(jobs: Tenure) -> set[str]:
+    return {each.identity.id for each in jobs.client().store.workers()} or {"none"}
 
 
 def declare_dead(jobs: Tenure) -> set[str]:
@@ -172,6 +181,69 @@ def test_code_that_does_not_stop_after_its_lease_was_lost_keeps_its_slot_and_no_
         assert held.result("60s") == 1
     assert most == [1]
     assert f"keeps its slots: stuck {held.id}" in caplog.text
+
+
+def test_a_job_whose_lost_code_runs_on_takes_no_second_slot_and_is_left_to_other_workers(
+    jobs: Tenure, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.worker.embedded.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tenure.worker.attempts.LEFT_SECONDS", 0.1)
+    begun, runs = threading.Event(), list[int]()
+
+    @jobs.task
+    def stuck(job: Job) -> int:
+        runs.append(job.attempt)
+        begun.set()
+        over.wait(SECONDS if job.attempt == 1 else 0)
+        return 1
+
+    @jobs.task
+    def quick() -> int:
+        return 2
+
+    with jobs.worker(concurrency=2) as _:
+        held = stuck.enqueue()
+        assert begun.wait(SECONDS)
+        with monkeypatch.context() as outage:
+            outage.setattr(SqliteStore, "renew", away)
+            gone = {each.identity.id for each in jobs.client().store.workers()}
+            until(lambda: gone.isdisjoint(worker_ids(jobs)), "it to begin again", SECONDS)
+        until(lambda: held.status().attempt >= 3, "it to be claimed here, and put off", SECONDS)
+        assert [quick.enqueue().result("60s") for _ in range(5)] == [2] * 5
+        over.set()
+        assert held.result("60s") == 1
+    assert (runs[0], len(runs)) == (1, 2)
+    job = jobs.client().store.get(str(held.id))
+    assert job is not None
+    assert job.crashes_total == 0
+
+
+def test_code_of_a_blocked_loop_that_ends_before_its_worker_begins_again_keeps_no_slot(
+    jobs: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.worker.embedded.STOP_SECONDS", 0.1)
+
+    @jobs.task
+    async def slow() -> None:
+        await asyncio.sleep(SECONDS)
+
+    @jobs.task
+    async def quick() -> int:
+        return 2
+
+    async def story() -> list[int]:
+        async with jobs.worker(concurrency=1):
+            lost = await slow.aenqueue()
+            while (await lost.astatus()).state != "processing":
+                await asyncio.sleep(0.01)
+            before = worker_ids(jobs)
+            threading.Event().wait(4.0)  # the loop is blocked for several leases
+            while not before.isdisjoint(worker_ids(jobs)):
+                await asyncio.sleep(0.01)
+            await lost.acancel()
+            return [await (await quick.aenqueue()).aresult("60s") for _ in range(3)]
+
+    assert asyncio.run(asyncio.wait_for(story(), SECONDS * 2)) == [2] * 3
 
 
 def test_a_block_that_ends_meanwhile_waits_for_code_that_did_not_stop(

@@ -110,15 +110,15 @@ def _before(mine: Sequence[Any]) -> None:
             connections[connection.alias] = connection
         return
     others = getattr(_using, "count", 0)
-    _using.count = others + 1
     if others:
         _close_broken()
-        return
-    _kept.take()
-    _close_old()
-    for connection in connections.all(initialized_only=True):
-        # Checked by the first query of this attempt, if there is one: it may have been closed while nothing ran.
-        connection.health_check_enabled = True
+    else:
+        _kept.take()
+        _close_old()
+        for connection in connections.all(initialized_only=True):
+            # Checked by the first query of this attempt, if there is one: it may have been closed while nothing ran.
+            connection.health_check_enabled = True
+    _using.count = others + 1
 
 
 def _after(mine: Sequence[Any]) -> None:

@@ -293,7 +293,10 @@ class Command:
 
     @property
     def has_left(self) -> bool:
-        """Does a process of its group run on?"""
+        """Does a process of its group run on? After the command itself has ended."""
+        with suppress(ChildProcessError):  # as PID 1, or a subreaper, this process has to reap them
+            while os.waitpid(-self.pid, os.WNOHANG)[0]:
+                pass
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:

@@ -244,7 +244,7 @@ def _run(
         fenced_at = _NEVER if run is None or asked == "lease_lost" else run.holder.landed.ask_at
         bell.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
     if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
-        stop = "lease_lost"  # the watcher ended it while this process was stopped
+        stop, kill_at = "lease_lost", run.holder.landed.kill_at  # by the watcher, while this process was stopped
     if stop is not None or passed_on:  # the others of its group have had the signal, too, and may still clean up
         last = kill_at if stop is not None else _boot() + wishes.grace
         while command.has_left and _boot() < last:

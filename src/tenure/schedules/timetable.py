@@ -448,5 +448,9 @@ def _log_ticks(change: Change) -> None:
 
 
 def _ran(tick: Tick) -> bool:
-    """Did it become a run? Not if its job expired, or was cancelled before it started."""
-    return tick.status in ("open", "success", "failure") or tick.started_at is not None
+    """Did it become a run? Not if its job expired, or was cancelled before it started.
+
+    A backfilled one did in any case: the job of a second backfill would have the same id.
+    """
+    backfilled = tick.cause == "backfill" and tick.job_id is not None
+    return backfilled or tick.status in ("open", "success", "failure") or tick.started_at is not None

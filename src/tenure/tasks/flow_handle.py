@@ -200,7 +200,7 @@ def _replay(client: ClientPort, flow_id: str) -> int:
     dead = _members(client, flow_id, frozenset({State.DEAD}))
     expired = _members(client, flow_id, frozenset({State.CANCELLED}), EXPIRED)
     for page in [*dead, *expired]:
-        answers = _retried(partial(client.store.replay, page))
+        answers = client.store.replay(page)
         landed = [(job_id, answer.state) for job_id, answer in answers.items() if isinstance(answer, Landed)]
         rings = {Ring("queued" if state is State.QUEUED else "due", page[job_id]) for job_id, state in landed}
         client.notifier.announce(rings)

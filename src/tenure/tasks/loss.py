@@ -11,6 +11,8 @@ from typing import Any, cast, get_args, get_origin
 from tenure.core.text import a
 from tenure.errors import InvalidArguments
 
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
+
 
 def has_fields(kind: Any) -> bool:
     """Does the annotation name a class with fields, at any depth?"""
@@ -27,8 +29,9 @@ def refuse_loss(where: str, given: object, kept: object) -> None:
                 f"{where}: the handler takes {a(ours)}, so it would not get {', '.join(sorted(lost))} of "
                 f"{a(theirs)}; declare {theirs} there, or pass {a(ours)}"
             )
-    for inner in _inside(given, kept):
-        refuse_loss(where, *inner)
+    for one, other in _inside(given, kept):
+        if type(other) not in _PLAIN:
+            refuse_loss(where, one, other)
 
 
 def _inside(given: object, kept: object) -> Iterator[tuple[object, object]]:

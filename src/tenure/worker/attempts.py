@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from time import monotonic
 
-from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released
+from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed
 from tenure.worker.caller import CallersLoop
 from tenure.worker.executor import Attempt
@@ -18,6 +18,7 @@ from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import End, Slots
 from tenure.worker.tally import Tally
 
+LEFT_SECONDS = 5.0  #: until the next claim of a job whose code did not stop when its lease was lost
 _QUEUE = attrgetter("queue")
 
 
@@ -55,6 +56,9 @@ class Attempts:
     def _begin(self, claimed: Claimed) -> None:
         slots = self._slots
         old = slots.running.get(claimed.id)
+        if old is not None and old.lease.worker_id != self.worker_id:  # another worker may run it meanwhile
+            self._refuse(claimed, Snoozed(LEFT_SECONDS, "the code of an earlier attempt runs on here", ours=True))
+            return
         if old is not None:  # the store lost a commit: never run two attempts of one job in one process
             slots.successors[claimed.id] = claimed
             old.request_stop("lease_lost", None)

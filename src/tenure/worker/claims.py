@@ -56,8 +56,13 @@ class ClaimLoop:
             await slots.wake.wait()
         elif not await woken(slots.wake, ALONE_SECONDS):
             with suppress(StoreError):  # the next look will tell
-                self._yields = await self._access.ask(self._suspects_wait)
+                self._yields = not self._left_behind and await self._access.ask(self._suspects_wait)
             slots.alone = self._yields
+
+    @property
+    def _left_behind(self) -> bool:
+        """Does code of a lost lease run on? It may do so for good, and may be that of a suspect."""
+        return any(attempt.stopping == "lease_lost" for attempt in self._slots.running.values())
 
     def _poll_seconds(self) -> float:
         interval = self._plan.poll_interval
@@ -112,8 +117,7 @@ class ClaimLoop:
         slots = self._slots
         slots.alone = self._yields = False  # else this claim would not have been made
         its_turn = slots.loop.time() - self._asked_alone_at > ALONE_SECONDS
-        # Code of a lost lease that does not stop may go on for good, and may be that of the very job that waits.
-        left = any(attempt.stopping == "lease_lost" for attempt in slots.running.values())
+        left = self._left_behind
         if its_turn and not slots.empty and not left and await self._access.ask(self._suspects_wait):
             slots.alone = self._yields = True  # claim nothing else until nothing runs
             return []

@@ -163,7 +163,8 @@ class _Serving:
                 await asyncio.sleep(LOOK_SECONDS)
         if worker.running and not self._running:
             await worker.drain(self._grace, block_ended=self.closing.is_set)
-        if left := dict(worker.running):
+        left = worker.running  # not a copy: those that end from now on are no longer in it
+        if left:
             some = list(left.values())[:MOST_NAMED]
             named = ", ".join(f"{each.claimed.task} {each.claimed.id}" for each in some)
             _log.warning("the code of %d lost jobs did not stop when asked, and keeps its slots: %s", len(left), named)

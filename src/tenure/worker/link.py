@@ -1,6 +1,6 @@
 """The pipe between a supervisor and a worker: JSON lines over a socket pair, each with a `kind`.
 
-worker → supervisor   hello, refused, ready, due, stuck, stack, counts, drained
+worker → supervisor   hello, refused, ready, due, stuck, stack, counts, draining, drained
 supervisor → worker   prepare, load, start, count, stack, rescued, drain
 """
 
