@@ -137,16 +137,24 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_imports_the_app_only_the
     victim = site.seen(job, "begin").pid
     (spare,) = site.until(lambda: set(supervisor.workers()) - {victim}, "the spare")
 
-    assert (site.folder / "imported").read_text().split() == [str(victim)]
+    def imported() -> set[int]:
+        return set(map(int, (site.folder / "imported").read_text().split()))
+
+    assert imported() == {victim}
     assert [each.identity.pid for each in site.store.workers()] == [victim]
     send(victim, signal.SIGKILL)
 
     assert site.seen(job, "begin", attempt=2).pid == spare
-    site.until(lambda: len((site.folder / "imported").read_text().split()) == 3, "another worker")
-    site.until(lambda: len(supervisor.workers()) == 3, "another spare")
+    # One in place of the victim; on a slow machine also a second one for suspects, if the spare is ready and has not
+    # claimed the job yet when they are counted.
+    site.until(lambda: len(imported()) >= 3, "another worker")
+    site.until(lambda: set(supervisor.workers()) - imported(), "another spare")
     site.go()
     assert site.ended(job)[0].state == "completed"
-    assert len((site.folder / "imported").read_text().split()) == 3
+    site.until(
+        lambda: imported() == {each.identity.pid for each in site.store.workers(dead=True)},
+        "each process that has imported the app to be a worker",
+    )
     left = supervisor.workers()
     assert supervisor.stop() == 0
     assert not any(map(alive, left))
