@@ -141,7 +141,7 @@ def test_a_filter_of_the_program_that_raises_ends_no_duty(
     handler.addFilter(NeedsRequest())
     logging.getLogger().addHandler(handler)
     try:
-        with jobs.worker() as _:
+        with jobs.worker():
             assert failing.wait(SECONDS)
             assert quick.enqueue().result("60s") == 1
     finally:
@@ -201,7 +201,7 @@ def test_a_job_whose_lost_code_runs_on_takes_no_second_slot_and_is_left_to_other
     def quick() -> int:
         return 2
 
-    with jobs.worker(concurrency=2) as _:
+    with jobs.worker(concurrency=2):
         held = stuck.enqueue()
         assert begun.wait(SECONDS)
         with monkeypatch.context() as outage:
@@ -322,7 +322,7 @@ def test_an_embedded_worker_no_longer_yields_to_a_job_that_is_gone(
     def quick() -> int:
         return 2
 
-    with jobs.worker(concurrency=3) as _:
+    with jobs.worker(concurrency=3):
         first = long.enqueue()
         assert begun.wait(SECONDS)
         waits = alone.enqueue()

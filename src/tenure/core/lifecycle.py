@@ -43,10 +43,8 @@ class State(StrEnum):
 
 
 EXPIRED = "it expired before a worker was free to start it"  #: the reason of such a job
-ALERT, ALERTS = (
-    "tenure.alert",
-    "tenure.alerts",
-)  #: the task and the queue of the engine's own jobs, which deliver alerts
+#: The task and the queue of the engine's own jobs, which deliver alerts.
+ALERT, ALERTS = "tenure.alert", "tenure.alerts"
 GUARD = "guard"  #: the queue of jobs that run outside workers, under a guard: never claimed, retried or replayed
 
 LIVE = frozenset({State.WAITING, State.SCHEDULED, State.QUEUED, State.PROCESSING})
