@@ -26,13 +26,15 @@ class Scene:
     """A store under a virtual clock, live workers, and a look at its problems."""
 
     def __init__(self, world: World, folder: Path, **settings: str) -> None:
-        self.world, self.store = world, world.store()
+        self.world, self.store, self.folder = world, world.store(), folder
         self.settings = load({"alerts": HOOK, **settings}, environ={}, folder=folder)
         self.timetable = Timetable(self.store, PollNotifier())
         self.living: list[str] = []
 
-    def watch(self, store: Store | None = None) -> Watch:
-        return Watch(store or self.store, PollNotifier(), self.settings, open_sinks(self.settings))
+    def watch(self, store: Store | None = None, **settings: str) -> Watch:
+        """A process that checks, with these settings of its own."""
+        its = load({"alerts": HOOK, **settings}, environ={}, folder=self.folder) if settings else self.settings
+        return Watch(store or self.store, PollNotifier(), its, open_sinks(its))
 
     def worker(self, *queues: str, tasks: tuple[str, ...] = ("work",), **options: object) -> str:
         row = identity(queues=queues or ("default",), tasks=tasks, **options)

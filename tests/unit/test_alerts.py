@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from conformance.factories import World, claim, identity, lose_asks, put
-from conformance.scene import Scene
+from conformance.scene import HOOK, Scene
 from conformance.test_limits import SHOP, declare, limited
 from conformance.test_waiting import settle_waits
 from tenure.config import load, sink_label
@@ -30,7 +30,7 @@ from tenure.operations.admin import Admin
 from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
 from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, of_duties
-from tenure.operations.sinks import OLDER, QUEUE, Incident, Message, Undelivered, open_sinks, signature
+from tenure.operations.sinks import OLDER, QUEUE, TASK, Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import LINKS_PROTOCOL, Filter, Links, Page, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.stores.memory import MemoryStore
@@ -506,7 +506,7 @@ def test_a_sink_gets_the_kind_that_this_release_found(scene: Scene) -> None:
     for job in scene.store.search(Filter(queue=QUEUE), limit=100).jobs:
         given = msgspec.json.decode(job.payload)
         told = msgspec.convert(given["message"], Message)
-        delivery(scene.settings, {given["sink"]: Noted()}).call(sink=given["sink"], to="x", message=told)
+        delivery(scene.settings, {given["sink"]: Noted()}, scene.store).call(sink=given["sink"], to="x", message=told)
 
     assert [each.data.kind for each in got] == ["queue-paused"]
 
@@ -593,6 +593,104 @@ def test_of_two_who_look_one_tells(scene: Scene) -> None:
         watch.look()
 
     assert scene.told() == [("opened", "no-worker:queue mail"), ("closed", "no-worker:queue mail")]
+
+
+def sinks_told(scene: Scene) -> list[tuple[str, str]]:
+    """Which sink got what, oldest first."""
+    jobs = sorted(scene.store.search(Filter(queue=QUEUE), limit=100).jobs, key=lambda job: job.id)
+    given = [json.loads(job.payload) for job in jobs]
+    return [(each["to"], each["message"]["type"].partition(".")[2]) for each in given]
+
+
+OTHER = "https://other.example/T1"
+
+
+def test_each_sink_is_told_once_whichever_processes_have_it(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tenure.alerts")
+    supervisors, cron, third = scene.watch(alerts="log"), scene.watch(), scene.watch(alerts=OTHER)
+    hook, other = (sink_label(url) for url in (HOOK, OTHER))
+    queue_without_worker(scene)
+
+    for _ in range(2):
+        supervisors.look()
+        cron.look()
+    assert sinks_told(scene) == [(hook, "opened")]
+    worker = scene.worker("mail")
+    supervisors.look()
+    third.look()  # it is not told of a problem that is gone
+    scene.dies(worker)
+    scene.passes(61)
+    for watch in (cron, third, supervisors, cron):
+        watch.look()
+    assert sinks_told(scene) == [(hook, "opened"), (other, "opened")]
+
+    scene.worker("mail")
+    for _ in range(5):
+        supervisors.look()  # that it is over is told to the sinks of other processes, too
+        scene.passes(31)
+    assert sorted(sinks_told(scene)) == [(hook, "closed"), (hook, "opened"), (other, "closed"), (other, "opened")]
+    assert [each.getMessage().split(":")[0] for each in caplog.records if each.name == "tenure.alerts"] == [
+        "no-worker",
+        "no-worker",
+    ]
+    assert not scene.store.notes(NOTES)
+
+
+def test_what_a_release_told_that_kept_no_names_is_not_told_again(scene: Scene) -> None:
+    queue_without_worker(scene)
+    scene.watch().look()
+    ((note, text),) = scene.store.notes(NOTES).items()
+    kept = json.loads(text)
+    assert kept.pop("told")
+    assert scene.store.swap(note, text, json.dumps(kept)).landed
+
+    scene.watch().look()
+    scene.watch(alerts=OTHER).look()
+    assert scene.told() == [("opened", "no-worker:queue mail")]
+    scene.worker("mail")
+    for _ in range(5):
+        scene.watch().look()
+        scene.passes(31)
+    assert sinks_told(scene) == [(sink_label(HOOK), "opened"), (sink_label(HOOK), "closed")]
+
+
+def test_a_sink_gets_the_end_after_the_beginning(scene: Scene) -> None:
+    queue_without_worker(scene)
+    scene.watch(alerts=f"{HOOK},{OTHER}").look()
+    scene.worker("mail")
+    for _ in range(5):
+        scene.watch().look()
+        scene.passes(31)
+    got = list[tuple[str, str]]()
+
+    class Noted:
+        def __init__(self, label: str) -> None:
+            self.label = label
+
+        def send(self, message_id: str, message: Message) -> None:
+            got.append((self.label, message.type))
+
+    name, other = open_sinks(load({"alerts": f"{HOOK},{OTHER}"}, environ={}, folder=scene.folder))
+    deliver = delivery(scene.settings, {name: Noted("hook"), other: Noted("other")}, scene.store)
+    sender = scene.worker(QUEUE, tasks=(TASK,))
+    messages = {}
+    for job in claim(scene.store, sender, 9, queue=QUEUE):
+        given = json.loads(job.payload)
+        told = msgspec.convert(given["message"], Message)
+        messages[given["sink"], told.type] = (job, {**given, "message": told})
+
+    with pytest.raises(Snooze, match="has not got the beginning"):
+        deliver.call(**messages[name, "incident.closed"][1])
+    first, arguments = messages[other, "incident.opened"]
+    deliver.call(**arguments)
+    scene.ends(first, sender)
+    deliver.call(**messages[other, "incident.closed"][1])
+    assert got == [("other", "incident.opened"), ("other", "incident.closed")]
+
+    given_up, _ = messages[name, "incident.opened"]
+    scene.ends(given_up, sender, Failed("refused", final=True))
+    deliver.call(**messages[name, "incident.closed"][1])
+    assert got[2:] == [("hook", "incident.closed")]
 
 
 def test_a_problem_that_comes_and_goes_is_told_once(scene: Scene) -> None:
@@ -743,7 +841,7 @@ def test_a_secret_of_a_sink_is_shown_nowhere(world: World, tmp_path: Path, caplo
     (name,) = sinks
 
     with pytest.raises(Fail) as failed:
-        delivery(scene.settings, sinks).call(sink=name, to="x", message=message())
+        delivery(scene.settings, sinks, scene.store).call(sink=name, to="x", message=message())
 
     assert str(failed.value).startswith("http://127.0.0.1:9/… is unreachable: ")
     (job,) = scene.store.search(Filter(queue=QUEUE)).jobs
@@ -757,7 +855,7 @@ def test_a_message_for_a_sink_that_others_have_is_left_to_them(tmp_path: Path) -
     settings = load(environ={}, folder=tmp_path)
 
     with pytest.raises(Snooze):
-        delivery(settings, {}).call(sink="0badcafe", to="slack://…", message=message())
+        delivery(settings, {}, MemoryStore()).call(sink="0badcafe", to="slack://…", message=message())
 
 
 def test_the_signature_is_that_of_the_standard() -> None:

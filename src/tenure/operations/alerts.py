@@ -3,7 +3,8 @@
 1. `problems.py` reads the store and returns what is wrong right now. It changes nothing.
 2. `Watch.look` keeps one incident per problem as a note in the store. The note is compared and set in one transaction
    with the jobs that deliver its messages: of all processes that check, exactly one opens the incident, and its
-   messages are delivered even if that process dies.
+   messages are delivered even if that process dies. The note names the sinks that were notified, because processes
+   may have different ones: a process that finds one of its own missing notifies it.
 3. `Alarm` is the thread that checks, in every process that does maintenance. If there are sinks other than the log,
    it runs its own worker to deliver to them, because the user's workers may be exactly what is stuck.
 """
@@ -18,7 +19,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from random import random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -46,13 +47,25 @@ NOTES, PREFIX = "incident", "incident:"
 NEWER = "incident2:"  #: for kinds that the previous release can't decode: its every check would fail
 SLOTS = 8
 LAST_SECONDS = 15.0  #: longest delay of process exit by a running delivery or an unavailable store
-#: 13 attempts within about an hour, the first in quick succession, for a receiver that restarts.
-PATIENCE = Retry(13, base="1s", cap="15m")
-KEPT_SECONDS = 86_400.0  #: how long to keep a message for a sink that no process has configured
+#: About a day, as long as a message is kept for a sink that no process has configured; the first attempts come in
+#: quick succession, for a receiver that restarts.
+PATIENCE = Retry(200, base="1s", cap="15m")
+KEPT_SECONDS = 86_400.0
+BEFORE = timedelta(seconds=20)  #: pause before another attempt to send an end whose beginning was not delivered
 SHARE = 100.0  #: each check is followed by a pause this many times as long, which bounds its load on the store
 
 _log = logger("tenure.alerts")
 _decode = msgspec.json.Decoder(Incident).decode
+Told = Mapping[str, str]  #: the sinks that were notified, by their short names, and their labels; the log is one
+
+
+class _Receipt(msgspec.Struct):
+    """What a note has beside its incident."""
+
+    told: dict[str, str] | None = None  #: None: a release wrote it that notified every sink it knew, and kept no names
+
+
+_decode_receipt = msgspec.json.Decoder(_Receipt).decode
 
 
 # ── Incidents ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -66,8 +79,11 @@ class Watch:
     """
 
     def __init__(self, store: Store, notifier: Notifier, settings: Settings, sinks: Mapping[str, Sink]) -> None:
-        self._store, self._notifier, self._settings, self._sinks = store, notifier, settings, sinks
-        self._task = delivery(settings, sinks)
+        self._store, self._notifier, self._settings = store, notifier, settings
+        self._own: Told = {name: sink.label for name, sink in sinks.items()}
+        if LOG in settings.alerts:
+            self._own = {**self._own, LOG: LOG}
+        self._task = delivery(settings, sinks, store)
 
     def look(self) -> list[str]:
         """Check once. Returns the ids of the jobs that deliver what is new."""
@@ -89,7 +105,7 @@ class Watch:
                 sent += self._begin(problem, now)
             found[problem.key] = problem
         for note, text in stands.items():
-            sent += self._continue(note, text, _decode(text), now, there=note.partition(":")[2] in found)
+            sent += self._continue(note, text, now, there=note.partition(":")[2] in found)
         self._notifier.announce([Ring("queued", QUEUE, tuple(sent))] if sent else [])
         return sent
 
@@ -103,38 +119,47 @@ class Watch:
             store=self._store.url,
             opened_at=now,
         )
-        title = f"tenure: {problem.kind}: {problem.subject}"
-        message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._write(_note(problem), None, _encode(incident), message, problem.told)
+        return self._open(_note(problem), None, incident, {}, now)
 
-    def _continue(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
+    def _continue(self, note: str, text: str, now: datetime, *, there: bool) -> list[str]:
+        incident, told = _decode(text), _decode_receipt(text).told
         if there:
-            if incident.gone_at is not None:
-                self._store.swap(note, text, _encode(replace(incident, gone_at=None)))
+            if incident.gone_at is not None or (told is not None and self._own.keys() - told.keys()):
+                return self._open(note, text, replace(incident, gone_at=None), told, now)
             return []
         if incident.gone_at is None:
-            self._store.swap(note, text, _encode(replace(incident, gone_at=now)))
+            self._store.swap(note, text, _encode(replace(incident, gone_at=now), told))
             return []
         if now - incident.gone_at < timedelta(seconds=2 * self._settings.alert_every):
             return []
         after = f"over after {ago(max(0.0, (incident.gone_at - incident.opened_at).total_seconds()))}"
         title = f"tenure: {after}: {incident.kind}: {incident.subject}"
         message = Message(type="incident.closed", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._write(note, text, None, message, f"{after}: {incident.says}")
+        to = self._own if told is None else told
+        return self._write(note, text, None, message, to, f"{after}: {incident.says}")
 
-    def _write(self, note: str, old: str | None, new: str | None, message: Message, line: str) -> list[str]:
-        drafts = [self._draft(name, message) for name in self._sinks]
+    def _open(self, note: str, old: str | None, incident: Incident, told: Told | None, now: datetime) -> list[str]:
+        """Write the note of a problem that exists, and notify those of this process's sinks that were not."""
+        title = f"tenure: {incident.kind}: {incident.subject}"
+        message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
+        known = self._own if told is None else told
+        to = {name: label for name, label in self._own.items() if name not in known}
+        new = _encode(incident, None if told is None else {**told, **to})
+        return self._write(note, old, new, message, to, incident.says)
+
+    def _write(self, note: str, old: str | None, new: str | None, message: Message, to: Told, line: str) -> list[str]:
+        drafts = [self._draft(name, label, message) for name, label in to.items() if name != LOG]
         if not self._store.swap(note, old, new, drafts=drafts).landed:
             return []  # another process was faster
-        if LOG in self._settings.alerts:
+        if LOG in to and LOG in self._own:
             _log.warning("%s: %s", message.data.kind, line, extra={"incident": message.data.key, "type": message.type})
         return [draft.id for draft in drafts]
 
-    def _draft(self, sink: str, message: Message) -> Draft:
+    def _draft(self, sink: str, label: str, message: Message) -> Draft:
         """An older release may deliver it, so it has a kind known there; `deliver` reads the true kind from the key."""
         data = replace(message.data, kind=OLDER.get(message.data.kind, message.data.kind))
         message = replace(message, data=data)
-        return self._task.bind(sink=sink, to=self._sinks[sink].label, message=message).draft()
+        return self._task.bind(sink=sink, to=label, message=message).draft()
 
 
 def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Problem]:
@@ -167,8 +192,10 @@ def _note(problem: Problem) -> str:
     return (NEWER if problem.kind in OLDER else PREFIX) + problem.key
 
 
-def _encode(incident: Incident) -> str:
-    return msgspec.json.encode(incident).decode()
+def _encode(incident: Incident, told: Told | None) -> str:
+    """A release that keeps no names reads it, too, and leaves them out when it writes."""
+    kept = {} if told is None else {"told": told}
+    return msgspec.json.encode({**msgspec.to_builtins(incident), **kept}).decode()
 
 
 def _text(incident: Incident) -> str:
@@ -203,8 +230,11 @@ class _DeliveryApp:
         return self.client()
 
 
-def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
-    """The task that sends one message to one sink. A job names its sink by digest, since it must not hold its URL."""
+def delivery(settings: Settings, sinks: Mapping[str, Sink], store: Store) -> Task[..., None]:
+    """The task that sends one message to one sink. A job names its sink by digest, since it must not hold its URL.
+
+    A sink gets the end of an incident after its beginning, or after the beginning was given up.
+    """
 
     def deliver(job: Job, sink: str, to: str, message: Message) -> None:
         if sink not in sinks:
@@ -214,6 +244,8 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
             raise Snooze(
                 timedelta(seconds=min(max(5.0, waited / 4), 600.0)), f"{to} is not configured in this process's alerts"
             )
+        if message.type == "incident.closed" and _beginning_waits(store, sink, message.data.id):
+            raise Snooze(BEFORE, f"{to} has not got the beginning of this incident yet")
         try:
             data = replace(message.data, kind=message.data.key.partition(":")[0])
             sinks[sink].send(str(job.id), replace(message, data=data))
@@ -224,6 +256,7 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
 
 
 def delivery_worker(
+    store: Store,
     settings: Settings,
     sinks: Mapping[str, Sink],
     open_store: Callable[[Settings], Store],
@@ -233,7 +266,7 @@ def delivery_worker(
     from tenure.worker.embedded import Embedded
 
     tasks = Registry()
-    tasks.add(delivery(settings, sinks))
+    tasks.add(delivery(settings, sinks, store))
     return Embedded(Program(tasks), open_store, open_notifier, settings, {QUEUE: None}, SLOTS, new_alarm=None)
 
 
@@ -256,7 +289,9 @@ class Alarm:
         self._store, self._every, self._settings, self._lags = store, settings.alert_every, settings, lags
         sinks = open_sinks(settings)
         self._watch = Watch(store, notifier, settings, sinks)
-        self._new_worker = partial(delivery_worker, settings, sinks, open_store, open_notifier) if sinks else None
+        self._new_worker = (
+            partial(delivery_worker, store, settings, sinks, open_store, open_notifier) if sinks else None
+        )
         self._worker: Embedded | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-alerts", daemon=True)
@@ -333,7 +368,7 @@ def deliver_now(
     if not waiting:
         return 0
     deadline = time.monotonic() + timeout
-    with delivery_worker(settings, sinks, open_store, open_notifier):
+    with delivery_worker(store, settings, sinks, open_store, open_notifier):
         while waiting and time.monotonic() < deadline:
             time.sleep(0.05)
             store.promote()  # failed deliveries that are due again
@@ -342,11 +377,36 @@ def deliver_now(
 
 
 def _undelivered(store: Store, sinks: Mapping[str, Sink]) -> set[str]:
-    jobs = store.search(Filter(states=LIVE, queue=QUEUE), limit=1000, within=MOST_LOOKED_AT).jobs
-    return {job.id for job in jobs if _sink_of(job) in sinks}
+    return {job.id for job, given in _pending(store) if given.sink in sinks}
 
 
-def _sink_of(job: JobView) -> str:
-    """Empty if its payload can't be read here: a release that rotated keys encrypted it."""
-    given: object = msgspec.json.decode(job.payload)
-    return str(cast("dict[str, object]", given).get("sink", "")) if isinstance(given, dict) else ""
+def _beginning_waits(store: Store, sink: str, incident: str) -> bool:
+    return any(
+        given.sink == sink and given.message.type == "incident.opened" and given.message.data.id == incident
+        for _, given in _pending(store)
+    )
+
+
+class _Data(msgspec.Struct):
+    id: str = ""
+
+
+class _Sent(msgspec.Struct):
+    type: str = ""
+    data: _Data = msgspec.field(default_factory=_Data)
+
+
+class _Given(msgspec.Struct):
+    """What a delivery's arguments are read for."""
+
+    sink: str = ""
+    message: _Sent = msgspec.field(default_factory=_Sent)
+
+
+def _pending(store: Store) -> Iterable[tuple[JobView, _Given]]:
+    """The jobs that deliver messages. One whose payload can't be read here, since it is encrypted, has no sink."""
+    for job in store.search(Filter(states=LIVE, queue=QUEUE), limit=1000, within=MOST_LOOKED_AT).jobs:
+        try:
+            yield job, msgspec.json.decode(job.payload, type=_Given)
+        except msgspec.ValidationError:
+            yield job, _Given()
