@@ -58,7 +58,7 @@ from tenure.ports import Draft, Edit, Filter, Landed, LimitRow, Links, NotLanded
 from tenure.ports.schedules import Change
 from tenure.stores.redis import SCHEMA, RedisStore, drafts, fitness, reads, scripts
 from tenure.stores.redis import server as module
-from tenure.stores.redis.server import Server
+from tenure.stores.redis.sentinels import Sentinels
 from waiting import until
 
 WRONG = "Wr0ng-w0rd"
@@ -1222,16 +1222,16 @@ def test_a_connection_in_use_during_a_failover_is_not_used_again(
         _passwords.add(former.password)
         primary.execute("REPLICAOF", "NO", "ONE")
         named = [former.port]
-        monkeypatch.setattr(Server, "_master", lambda _: ("127.0.0.1", named[-1]))
+        monkeypatch.setattr(Sentinels, "primaries", lambda _: iter([("127.0.0.1", named[-1])]))
         with opened(f"redis+sentinel://:{former.password}@127.0.0.1:1/tenure/0", namespace=namespace) as store:
             with store.server._lent() as in_use:
                 if how == "another call fails":
                     with pytest.raises(ConnectionError), store.server._lent():
                         raise ConnectionError
                 named.append(primary.port)
-                store.server._ask_sentinels_at = 0.0
+                store.server._sentinels._due_at = 0.0
                 first = put(store)
-            store.server._ask_sentinels_at = 0.0
+            store.server._sentinels._due_at = 0.0
             second = put(store)
 
             assert in_use not in store.server._idle

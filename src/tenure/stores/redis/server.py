@@ -14,7 +14,6 @@ import ssl
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from time import monotonic
 from typing import Any, Protocol, TypeVar, cast
 
 from redis import exceptions
@@ -26,6 +25,7 @@ from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.stores.redis.fitness import refuse_schema, refuse_unfit, version_of
 from tenure.stores.redis.place import Address, read
 from tenure.stores.redis.scripts import Scripts, commands
+from tenure.stores.redis.sentinels import Sentinels
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 8.0  #: a renewal that times out after this can still be repeated in time
-SENTINELS_SECONDS = 1.0
+SENTINEL_SECONDS = 1.0  #: to be connected to one, and for its answer: the others know the primary too
 MOST_MOVES = 5
 AHEAD = 4  #: commands of a pipeline that may be sent before the first answer is read
 _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -131,7 +131,7 @@ class Server:
         self.room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
         self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
-        self._ask_sentinels_at = 0.0
+        self._sentinels = Sentinels(self._place.hosts, self._place.service, self._ask_sentinel)
         self.epoch = 0  #: how often the idle connections were dropped
         self._open = False
         self.pid = os.getpid()
@@ -173,9 +173,8 @@ class Server:
     def connect(self, name: str) -> Connection:
         """A new connection that only the caller uses, to the node that has the namespace."""
         problem: Exception = exceptions.ConnectionError("no host is known")
-        waiting, tried = list(self._candidates()), set[Address]()
-        while waiting:
-            address = waiting.pop(0)
+        candidates, moved, tried = self._candidates(), list[Address](), set[Address]()
+        while address := moved.pop() if moved else next(candidates, None):
             if address in tried:
                 continue
             tried.add(address)
@@ -188,7 +187,7 @@ class Server:
                 raise
             except exceptions.MovedError as error:  # from a cluster's node that knows which one has our slot
                 connection.disconnect()
-                waiting.insert(0, self._named(error, address))
+                moved.append(self._named(error, address))
             except (exceptions.RedisError, OSError) as error:
                 connection.disconnect()
                 problem = error
@@ -199,9 +198,9 @@ class Server:
         raise problem
 
     def _refuse_wrong_node(self, connection: Connection) -> None:
-        """Raise if this node can't be the right one: MOVED, or, with several hosts, a replica."""
+        """Raise if this node can't be the right one: MOVED, or, with several hosts or Sentinels, a replica."""
         _ask(connection, "EXISTS", self.prefix)
-        if len(self._place.hosts) > 1 and not self._place.service and _ask(connection, "ROLE")[0] == "slave":
+        if (self._place.service or len(self._place.hosts) > 1) and _ask(connection, "ROLE")[0] == "slave":
             raise exceptions.ReadOnlyError("it is a replica")
 
     def _named(self, error: exceptions.MovedError, asked: Address) -> Address:
@@ -214,39 +213,36 @@ class Server:
 
     def _candidates(self) -> Iterator[Address]:
         if self._place.service:
-            yield self._master()
+            yield from self._sentinels.primaries()
             return
         if self._at is not None:
             yield self._at
         yield from self._place.hosts
         yield from self._nodes
 
-    def _master(self) -> Address:
-        """The address of the primary, from the Sentinels."""
-        problem = "none of them responds"
-        for address in self._place.hosts:
-            connection = self._new(address, self._place.sentinel_login, "tenure")
-            try:
-                connection.connect()
-                found = _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
-            except (exceptions.RedisError, OSError) as error:
-                problem = str(error)
-            else:
-                if found:
-                    return found[0], int(found[1])
-                problem = f"they know no {self._place.service!r}"
-            finally:
-                connection.disconnect()
-        raise exceptions.ConnectionError(f"the Sentinels name no primary: {problem}")
+    def _ask_sentinel(self, address: Address) -> Any:
+        connection = self._new(address, self._place.sentinel_login, "tenure", SENTINEL_SECONDS, SENTINEL_SECONDS)
+        try:
+            connection.connect()
+            return _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
+        finally:
+            connection.disconnect()
 
-    def _new(self, address: Address, login: Mapping[str, Any], name: str) -> Connection:
+    def _new(
+        self,
+        address: Address,
+        login: Mapping[str, Any],
+        name: str,
+        connect_seconds: float = CONNECT_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> Connection:
         shared: dict[str, Any] = {
             **login,
             "client_name": name,
             "protocol": 2,
             "decode_responses": True,
-            "socket_timeout": ANSWER_SECONDS,
-            "socket_connect_timeout": CONNECT_SECONDS,
+            "socket_timeout": answer_seconds,
+            "socket_connect_timeout": connect_seconds,
         }
         host, port = address
         if not port:
@@ -301,7 +297,7 @@ class Server:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
     def sentinels_due(self) -> bool:
-        return bool(self._place.service) and monotonic() > self._ask_sentinels_at
+        return self._sentinels.due()
 
     def take(self) -> Connection | None:
         """An idle connection."""
@@ -317,9 +313,8 @@ class Server:
 
     def _follow_sentinels(self) -> None:
         """A former primary accepts writes until it learns of the failover: ten seconds of writes that are all lost."""
-        self._ask_sentinels_at = monotonic() + SENTINELS_SECONDS
         with suppress(exceptions.RedisError, OSError):
-            if self._at not in (None, self._master()):
+            if self._at not in (None, self._sentinels.primary()):
                 self._drop_idle()
 
     def _put_back(self, connection: Connection, epoch: int) -> None:
