@@ -981,6 +981,22 @@ def test_without_memory_a_job_may_wait_for_very_many_and_holds_up_no_other_outco
         assert_sound(store)
 
 
+def test_without_memory_for_all_of_many_jobs_it_is_told_how_many_are_stored() -> None:
+    many = [draft(payload=f'"{"x" * 3000}"') for _ in range(2000)]
+    with Valkey({"maxmemory": "6mb"}) as small, opened(small.url) as store:
+        _passwords.add(small.password)
+        for _ in range(2):  # a client tries again, and then nothing at all is stored
+            told = refused(lambda: store.enqueue(many), StoreAway)
+            stored = store.counts()[State.QUEUED]
+
+            assert 0 < stored < 2000
+            assert f"{stored:,} of these 2,000 jobs are stored: enqueue all of them again" in told
+            assert "othing of this was stored" not in told
+        small.execute("CONFIG SET", "maxmemory", 0)
+        assert sum(each.created for each in store.enqueue(many)) == 2000 - stored
+        assert store.counts()[State.QUEUED] == 2000
+
+
 def run_short_of_memory(server: Valkey, store: RedisStore) -> None:
     worker, other = start(store), start(store)
     jobs = [put(store) for _ in range(12)]
@@ -994,7 +1010,7 @@ def run_short_of_memory(server: Valkey, store: RedisStore) -> None:
         for number in (1, 1000):
             told = refused(lambda number=number: store.enqueue([draft() for _ in range(number)]), StoreAway)  # type: ignore[misc]
             assert "is out of memory" in told
-            assert "nothing of this was stored" in told
+            assert "Nothing of this was stored" in told
             assert "maxmemory" in told
         assert len(everything(store)) == 14
 

@@ -179,7 +179,10 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
     # ── enqueueing ──
 
     def enqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
-        """Store many jobs in one call. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
+        """Store many jobs in one call, all or none; on Redis an error may leave some of more than 200 stored.
+
+        Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`
+        """
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
         new = _new_jobs(self, jobs)
         answers = self.client().enqueue([job.draft() for job in new], tx=common_tx(new, tx, "enqueue_many"))

@@ -218,6 +218,9 @@ class JobStore(Protocol):
     ) -> list[Enqueued]:
         """nothing → queued, scheduled when due later, or waiting. All or none; idempotent by id, answers in order.
 
+        Redis stores more than 200 jobs, or a mebibyte of text, in parts: an error may leave some stored, unless one of
+        the drafts has links.
+
         Wherever this or another verb would queue a job, one with limits is waiting, and parked under its first key.
 
         A draft with edges (`links.after`) is waiting until `admit` finds that they are closed. Each parent must be

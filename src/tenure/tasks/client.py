@@ -110,7 +110,9 @@ class Client:
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False, again: bool = False
     ) -> list[Enqueued]:
-        """Store all of them or none. While the store is unavailable, this is retried: the ids make it idempotent.
+        """Store all of them or none; Redis may store some of more than 200.
+
+        While the store is unavailable, this is retried: the ids make it idempotent.
 
         `shared`: others wait for this thread. StoreBusy is then raised at once, so that one caller does not delay them.
         `again`: an earlier try may have stored them.
@@ -147,7 +149,7 @@ class Client:
         return answers
 
     def enqueue_apart(self, drafts: Sequence[Draft]) -> list[Enqueued]:
-        """Store all of them or none, never with a transaction that the calling code has open."""
+        """`enqueue`, but never with a transaction that the calling code has open."""
         return Client.enqueue(self, drafts)
 
     def _enqueue_on_loop(self, draft: Draft) -> OnLoop:
@@ -165,7 +167,7 @@ class Client:
         log_jobs(_lines(drafts, answers))
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
-        """Store all of them or none, in one write with those of concurrent callers (gather.py)."""
+        """`enqueue`, in one write with the jobs of concurrent callers (gather.py)."""
         if tx is not None:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)

@@ -31,6 +31,7 @@ from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, cost, values
 from tenure.stores.redis.facts import decode_facts, millis, with_meta
 from tenure.stores.redis.links import enqueue_linked, enqueued, open_edges, tied
+from tenure.stores.redis.server import out_of_memory
 from tenure.stores.redis.steps import TRIES, decided, what_stands
 from tenure.stores.rules import (
     COMPLETED,
@@ -78,18 +79,34 @@ class RedisJobs(RedisBase):
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        """As in the port; but if a call with more than 200 jobs fails, some may be stored: enqueue all of it again.
+        """As in the port, which promises less for more than 200 jobs: if the call fails, enqueue all of it again.
 
         A call with links stores all of its jobs, or none.
         """
         if tx is not None:
             raise StoreError(NO_TRANSACTIONS)
         check_drafts(drafts, ranges=True)
-        if any(draft.links for draft in drafts):
-            return enqueue_linked(self._server, drafts)
-        sent = list(batches(drafts, lambda draft: len(draft.payload) + len(draft.meta)))
-        results = self._server.call_each("enqueue", sent, values)
+        try:
+            if any(draft.links for draft in drafts):
+                return enqueue_linked(self._server, drafts)
+            sent = list(batches(drafts, lambda draft: len(draft.payload) + len(draft.meta)))
+            results = self._server.call_each("enqueue", sent, values)
+        except StoreAway as error:
+            if out_of_memory(error.__cause__):
+                raise StoreAway(f"{error}. {self._what_is_stored(drafts)}") from error
+            raise
         return enqueued(drafts, list(chain.from_iterable(results)))
+
+    def _what_is_stored(self, drafts: Sequence[Draft]) -> str:
+        """For the error of a refused enqueue: an earlier batch, or an earlier try, may have stored some."""
+        keys = [f"{self._server.prefix}job:{job_id}" for job_id in {draft.id for draft in drafts}]
+        stored = sum(self._server.run("EXISTS", *some) for some in batches(keys))
+        if not stored:
+            return "Nothing of this was stored"
+        return (
+            f"{stored:,} of these {len(keys):,} jobs are stored: enqueue all of them again, the same bind()s or with "
+            "the same ids, and each is stored once"
+        )
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
         check_drafts([draft], ranges=True)

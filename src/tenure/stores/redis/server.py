@@ -78,10 +78,10 @@ def mapped(error: Exception, server: Server) -> StoreError:
         )
     if _read_only(error):
         return StoreAway(f"{server.url} is a read-only replica: nothing can be stored there until it is a primary")
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in message:
+    if out_of_memory(error):
         return StoreAway(
-            f"{server.url} is out of memory ({message}): nothing of this was stored. Raise its maxmemory, or keep "
-            "ended jobs for a shorter time (TENURE_KEEP)"
+            f"{server.url} is out of memory ({message}): raise its maxmemory, or keep ended jobs for a shorter time "
+            "(TENURE_KEEP)"
         )
     if isinstance(error, exceptions.AskError) and not isinstance(error, exceptions.MovedError):
         return StoreAway(f"{server.url} is moving the slot of {server.prefix} to another node: wait until it is done")
@@ -105,6 +105,10 @@ def mapping_errors(server: Server) -> Generator[None]:
         raise BadData(f"{server.url} can't store a value: {error}") from error
     except (exceptions.RedisError, OSError) as error:
         raise mapped(error, server) from error
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    return isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in str(error)
 
 
 def _read_only(error: Exception) -> bool:
