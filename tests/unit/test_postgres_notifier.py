@@ -324,11 +324,35 @@ def test_a_password_that_an_error_repeats_is_starred() -> None:
     assert "(what *** means)" in server.describe(psycopg.OperationalError("what hunter2\nmeans"))
 
 
-@pytest.mark.parametrize("url", ["postgres hunter2", "postgresql://me:hun@ter2@h/d", "postgresql://me:hun/ter2@h/d"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres hunter2",
+        "postgresql://me:hun@ter2@h/d",
+        "postgresql://me:hun/ter2@h/d",
+        "postgresql://me:hunter2@db..internal/d",
+    ],
+)
 def test_an_address_that_can_not_be_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidOption) as refused:
         PostgresNotifier(url, "tenure")
     assert not re.search("hun|ter2", str(refused.value))
+
+
+def test_a_host_that_cannot_be_looked_up_ends_no_thread(
+    new_notifier: NewNotifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object) -> psycopg.Connection:
+        raise UnicodeError("label empty or too long")  # as `getaddrinfo` does
+
+    notifier = new_notifier()
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres._Server, "connect", connect)
+        ear = notifier.listen()
+        notifier.announce([QUEUED])
+        until(lambda: notifier._announcer.problem and ear.problem, "both problems")
+        assert "label empty or too long" in notifier.problem()
+    until(lambda: not notifier.problem(), "both threads to go on")
 
 
 def test_a_standby_is_named_as_such(new_notifier: NewNotifier) -> None:

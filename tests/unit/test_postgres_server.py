@@ -243,6 +243,8 @@ def test_an_option_that_cannot_work_is_no_matter_of_waiting(url: str, options: s
         f"postgresql://127.0.0.1:5432?password=pa@{WRONG}",
         f"postgresql://tenure@127.0.0.1/db?pasword={WRONG}",
         f"postgresql://tenure@127.0.0.1/db?{WRONG}",
+        f"postgresql://tenure:{WRONG}@db..internal/db",
+        f"postgresql://tenure:{WRONG}@127.0.0.1,{'a' * 64}.example/db",
     ],
 )
 def test_a_url_that_libpq_would_read_otherwise_than_meant_is_refused_untold(bad: str) -> None:

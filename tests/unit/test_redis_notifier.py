@@ -477,6 +477,22 @@ def test_a_wrong_password_is_told_but_not_shown(
     assert "hunter2" not in repr((notifier, ear, notifier._server))
 
 
+def test_a_host_that_cannot_be_looked_up_ends_no_thread(
+    new_notifier: NewNotifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object) -> redis.Connection:
+        raise UnicodeError("label empty or too long")  # as `getaddrinfo` does
+
+    notifier = new_notifier()
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "connect", connect)
+        ear = notifier.listen()
+        notifier.announce([QUEUED])
+        until(lambda: notifier._announcer.problem and ear.problem, "both problems")
+        assert "label empty or too long" in notifier.problem()
+    until(lambda: not notifier.problem(), "both threads to go on")
+
+
 def test_a_read_only_replica_is_named_as_such(new_notifier: NewNotifier, server: Valkey) -> None:
     with Valkey(replica_of=server) as replica:
         notifier = new_notifier(replica.url)

@@ -136,7 +136,7 @@ class PostgresListener:
                 try:
                     with closing(self._server.connect("tenure-listen")) as connection:
                         self._listen(connection)
-                except (psycopg.Error, OSError, _TokenLost) as error:  # OSError: too many open files
+                except (psycopg.Error, OSError, UnicodeError, _TokenLost) as error:  # OSError: too many open files
                     failures = 0 if self._listening else failures + 1
                     self._listening = False
                     self.problem = _NO_RINGS if isinstance(error, _TokenLost) else self._server.describe(error)
@@ -248,7 +248,7 @@ class _Announcer:
         try:
             connection = connection or self._server.connect("tenure-notify")
             connection.execute(_NOTIFY, (self._server.channel, _payloads(signals)))
-        except (psycopg.Error, OSError) as error:
+        except (psycopg.Error, OSError, UnicodeError) as error:  # UnicodeError: a host that can't be a name
             if connection is not None:
                 connection.close()
             if reused:  # it may have died while idle
@@ -280,6 +280,8 @@ class _Server:
                 "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a host with '@' in it or a port that is "
                 "no number: in a password of a URL write %40 for @, %2F for / and %3A for :"
             )
+        if not all(each.startswith("/") or _can_be_a_name(each) for each in host.split(",")):
+            raise InvalidOption("expected postgresql://USER:PASSWORD@HOST/DATABASE, got a host that can't be a name")
         self._options = _DEFAULTS | given
         if "," in host:  # of several, only the primary can notify
             self._options.setdefault("target_session_attrs", "read-write")
@@ -291,7 +293,7 @@ class _Server:
         conninfo = make_conninfo(**{"application_name": name} | self._options)
         return _Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
 
-    def describe(self, error: psycopg.Error | OSError) -> str:
+    def describe(self, error: psycopg.Error | OSError | UnicodeError) -> str:
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             return _STANDBY
         reason = " ".join(str(error).split())
@@ -323,6 +325,14 @@ def _in_time(gen: PQGen[T]) -> PQGen[T]:
 
 class _TokenLost(Exception):
     """A token was sent and did not arrive."""
+
+
+def _can_be_a_name(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # an empty label, or one that is too long
+        return False
+    return True
 
 
 def _backoff(failures: int) -> float:

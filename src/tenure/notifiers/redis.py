@@ -143,7 +143,7 @@ class RedisListener:
             while not self._closing:
                 try:
                     self._receive()
-                except (RedisError, OSError) as error:
+                except (RedisError, OSError, UnicodeError) as error:  # the last for a host that can't be a name
                     failures = 0 if self._listening else failures + 1
                     self._listening, self.problem = False, _describe(self._server, error)
                     self._wait(_backoff(failures))
@@ -320,7 +320,7 @@ class _Announcer:
                 connection = connection or self._server.connect("tenure-announce")
                 self._send(connection, signals)
                 connection.read_response(disable_decoding=True)
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError, UnicodeError) as error:
                 if connection is not None:
                     connection.disconnect()
                     connection = None

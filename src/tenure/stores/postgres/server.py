@@ -498,6 +498,9 @@ def _parsed(url: str, password: str | None) -> tuple[str, dict[str, str]] | None
         given = conninfo.conninfo_to_dict(url) | ({} if password is None else {"password": password})
         facts = {**_DEFAULTS, **{name: str(value) for name, value in given.items() if value is not None}, **_FORCED}
         text = conninfo.make_conninfo("", **facts)
+        for host in facts.get("host", "").split(","):
+            if not host.startswith("/"):
+                host.encode("idna")  # an empty label, or one that is too long: the driver would fail at it
     except (psycopg.ProgrammingError, UnicodeError):
         return None
     return None if "\0" in text else (text, facts)

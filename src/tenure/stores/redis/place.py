@@ -117,7 +117,9 @@ def _address(host: str, *, sentinel: bool) -> Address:
     port = int(found[2] or (26379 if sentinel else 6379))
     if not 0 < port < 65536:
         raise ValueError
-    return found[1].strip("[]"), port
+    name = found[1].strip("[]")
+    name.encode("idna")  # a UnicodeError, which is a ValueError, for an empty label or one that is too long
+    return name, port
 
 
 def _socket(host: str, path: str) -> Address:
