@@ -989,6 +989,7 @@ def test_without_memory_for_all_of_many_jobs_it_is_told_how_many_are_stored() ->
     many = [draft(payload=f'"{"x" * 3000}"') for _ in range(2000)]
     with Valkey({"maxmemory": "6mb"}) as small, opened(small.url) as store:
         _passwords.add(small.password)
+        stored = 0
         for _ in range(2):  # a client tries again, and then nothing at all is stored
             told = refused(lambda: store.enqueue(many), StoreAway)
             stored = store.counts()[State.QUEUED]
@@ -1242,7 +1243,11 @@ def test_a_connection_in_use_during_a_failover_is_not_used_again(
         _passwords.add(former.password)
         primary.execute("REPLICAOF", "NO", "ONE")
         named = [former.port]
-        monkeypatch.setattr(Sentinels, "primaries", lambda _: iter([("127.0.0.1", named[-1])]))
+
+        def primaries(_: Sentinels) -> Iterator[tuple[str, int]]:
+            yield "127.0.0.1", named[-1]
+
+        monkeypatch.setattr(Sentinels, "primaries", primaries)
         with opened(f"redis+sentinel://:{former.password}@127.0.0.1:1/tenure/0", namespace=namespace) as store:
             with store.server._lent() as in_use:
                 if how == "another call fails":
