@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
 from tenure.ports.schedules import REPLACED, Change, Schedule, Standing, Tick
 from tenure.schedules.guard_plan import Began, Held, begin_guard
-from tenure.schedules.plan import Plan, Refused
+from tenure.schedules.plan import Plan, Refused, jitter
 from tenure.schedules.timetable import HELD_SECONDS, Declared, Timetable, UnknownSchedule, record
 from tenure.stores.memory import MemoryStore
 
@@ -89,6 +89,21 @@ def hourly(name: str = "s", **options: Any) -> Schedule:
 
 
 # ── firing ──
+
+
+@pytest.mark.parametrize("longest", [6600.0, 1e6])
+def test_the_jitter_of_a_tick_ends_before_the_next_one(longest: float) -> None:
+    """The clocks go forward between them, so they are one hour apart and not two."""
+    first, second = datetime(2026, 3, 29, 0, tzinfo=UTC), datetime(2026, 3, 29, 1, tzinfo=UTC)
+    names = [f"s{number}" for number in range(40)]
+
+    waits = [
+        jitter(hourly(name, rule="0 1,3 * * *", tz="Europe/Berlin", jitter=longest), first).total_seconds()
+        for name in names
+    ]
+
+    assert max(waits) < (second - first).total_seconds()
+    assert len(set(waits)) == len(names)
 
 
 def test_each_tick_becomes_one_job_and_the_next_is_told(clock: Clockwork) -> None:

@@ -7,6 +7,7 @@ A `Plan` is one schedule at one moment of the store's clock. Its methods decide 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -84,11 +85,19 @@ def run_id(schedule: str, tick: datetime, cause: str) -> str:
 
 
 def jitter(schedule: Schedule, tick: datetime) -> timedelta:
-    """How long after its time this tick is fired: the same in every process, different for every schedule and tick."""
+    """How long after its time this tick is fired: the same in every process, different for every schedule and tick.
+
+    It is fired before the next one is due, however close that is on the day the clocks go forward: a tick that is due
+    after the next one was fired would be recorded as missed.
+    """
     if not schedule.jitter:
         return timedelta()
+    most = schedule.jitter
+    with suppress(InvalidOption):  # a rule that can no longer be read
+        if following := rule_of(schedule).after(tick):
+            most = min(most, (following - tick).total_seconds())
     drawn = int.from_bytes(sha256(f"{schedule.name}\0{tick.isoformat()}".encode()).digest()[:7], "big") / 2**56
-    return timedelta(milliseconds=round(schedule.jitter * 1000 * drawn))
+    return timedelta(milliseconds=int(most * 1000 * drawn))
 
 
 def same_definition(one: Schedule, other: Schedule) -> bool:
