@@ -48,7 +48,8 @@ TABLE = Table(
         Guard("the sweep keeps what a row names", SWEEP, "[each for each in ours if each.name not in named]", "ours", OFFLOAD + "what_a_row_names_stays_and_what_none_names_goes_after_the_grace"),
         Guard("a restored backup has its values", SWEEP, " and marks[each.name].modified < ripe\n", "\n", OFFLOAD + "a_store_from_the_backup_of_yesterday_has_its_values"),
         Guard("what was just written is not swept", SWEEP, "if each.modified < ripe and", "if", OFFLOAD + "what_was_written_again_just_now_is_not_swept"),
-        Guard("one that is named again is unnamed from the beginning", SWEEP, "for name in marks if name not in present)", "for name in marks if name in doomed)", OFFLOAD + "one_that_is_named_again_loses_its_mark"),
+        Guard("one that is named again is unnamed from the beginning", SWEEP, "for name in marks if name not in present]", "for name in marks if name in gone]", OFFLOAD + "one_that_is_named_again_loses_its_mark"),
+        Guard("what is written again while others are deleted is not swept", SWEEP, "or entry.modified >= ripe:", "or False:", OFFLOAD + "what_is_written_again_while_others_are_deleted_is_not_swept"),
         Guard("the sweep leaves the objects of another store", SWEEP, "        if owner != mine.encode():\n", "        if False:\n", OFFLOAD + "the_objects_of_another_store_are_left_alone"),
         # ── code stops first ──
         Guard("a thread has no outcome before it has stopped", "worker/executor.py", "                continue  # a thread can't be cancelled", "                outcome = self.verdict\n                break  # a thread can't be cancelled", HERE + "a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_cancelled"),

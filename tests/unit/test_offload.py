@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from secrets import token_hex
 from time import monotonic, time
@@ -662,6 +662,26 @@ def test_what_is_written_again_while_rows_are_read_is_not_swept(
 
     monkeypatch.setattr(Sweep, "_named", late)
     assert (walk(store), bucket.objects()) == (1, [name])
+
+
+def test_what_is_written_again_while_others_are_deleted_is_not_swept(
+    store: OffloadStore, bucket: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = [put(store, payload=json_of(5000 + number)) for number in range(3)]
+    store.delete(gone)
+    walk(store)
+    bucket.age(GRACE + 60)
+    *_, last = sorted(bucket.objects())
+    delete = bucket.delete
+
+    def slow(names: Sequence[str]) -> None:
+        """Meanwhile another process stores the value of the last one again."""
+        delete(names)
+        if f"{VALUES}/{last}" not in names and last in bucket.objects():
+            bucket.put(f"{VALUES}/{last}", b"again")
+
+    monkeypatch.setattr(bucket, "delete", slow)
+    assert (walk(store), bucket.objects()) == (2, [last])
 
 
 def test_a_store_from_the_backup_of_yesterday_has_its_values(tmp_path: Path, bucket: Moody) -> None:

@@ -307,6 +307,16 @@ def test_the_steps_of_a_flow_are_in_its_trace(shop: Shop) -> None:
     assert {parent_of(each) for each in attempts} == {id_of(enqueue)}
 
 
+def test_a_flow_that_was_made_before_is_no_error(shop: Shop) -> None:
+    for _ in range(2):
+        with shop.jobs.flow("sums", unique="day:7") as flow:
+            flow.add(shop.double.bind(1))
+
+    spans = shop.spans("enqueue double", "enqueue double")
+    assert [about(each, "tenure.created") for each in spans] == [[1], [0]]
+    assert [(each.status.is_ok, events(each)) for each in spans] == [(True, [])] * 2
+
+
 def test_jobs_that_a_handler_gathers_are_children_of_its_attempt(shop: Shop) -> None:
     @shop.jobs.task
     async def total(job: Job) -> int:

@@ -23,6 +23,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, State, outcome_name, reason_of
 from tenure.core.logs import logger
+from tenure.errors import FlowMade
 from tenure.events import RESCUE_REASONS, headline
 from tenure.otel.metrics import Counters, Counts
 from tenure.ports import RESERVED, AttemptView, Claimed, Draft, Enqueued, JobView, Rescued
@@ -161,7 +162,9 @@ class _Enqueue:
         with _harmless():
             if self._token is not None:
                 context.detach(self._token)
-            if error is not None:
+            if isinstance(error, FlowMade):  # the flow was made before: as it should be
+                self._span.set_attribute("tenure.created", 0)
+            elif error is not None:
                 _failed(self._span, error, str(error), texts=self._texts)
             self._span.end()
 

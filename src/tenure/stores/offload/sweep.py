@@ -104,24 +104,24 @@ class Sweep:
         for each in unnamed:
             if each.name not in marks:
                 self._bucket.put(f"{MARKS}/{each.name}", b"")
-        doomed = self._still_old(doomed, ripe)
-        self._delete(f"{VALUES}/{name}" for name in doomed)
-        present = {each.name for each in unnamed}.difference(doomed)
-        self._delete(f"{MARKS}/{name}" for name in marks if name not in present)
+        gone = {name for name in doomed if self._delete_if_old(name, ripe)}
+        present = {each.name for each in unnamed} - gone
+        if unmarked := [f"{MARKS}/{name}" for name in marks if name not in present]:
+            self._bucket.delete(unmarked)
         looked, left, deleted = self.done
-        self.done = Swept(looked + len(ours), left + len(present), deleted + len(doomed))
+        self.done = Swept(looked + len(ours), left + len(present), deleted + len(gone))
 
-    def _still_old(self, names: Iterable[str], ripe: float) -> list[str]:
-        """Those that have not been written again since they were listed: then a row has named them meanwhile, or will.
+    def _delete_if_old(self, name: str, ripe: float) -> bool:
+        """Delete it unless it was written again since it was listed: then a row has named it meanwhile, or will.
 
-        A value is written to the bucket before the row names it, so its age tells; reading many rows took a while.
+        A value is written to the bucket before the row names it, so its age tells. Each object is looked at just before
+        it is deleted: to look at all of a batch first, or to read its rows, takes long enough to write one again.
         """
-        found: list[str] = []
-        for name in names:
-            (entry,) = self._bucket.names(VALUES, name[:-1], 1) or (None,)
-            if entry is not None and entry.name == name and entry.modified < ripe:
-                found.append(name)
-        return found
+        (entry,) = self._bucket.names(VALUES, name[:-1], 1) or (None,)
+        if entry is None or entry.name != name or entry.modified >= ripe:
+            return False
+        self._bucket.delete([f"{VALUES}/{name}"])
+        return True
 
     def _named(self, job_id: str) -> Iterable[str]:
         """The objects that the rows of this job name."""
@@ -141,10 +141,6 @@ class Sweep:
             if last is not None and after > last:
                 break
         return found
-
-    def _delete(self, names: Iterable[str]) -> None:
-        if found := list(names):
-            self._bucket.delete(found)
 
     def _check_owner(self) -> None:
         """Sweep no bucket whose objects belong to the jobs of another store. Raises Refused."""
