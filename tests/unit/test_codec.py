@@ -147,7 +147,7 @@ READABLE = frozenset(
         *("signal", "mark", "links", "ours", "parked"),
     )
 )
-ENCRYPTED = frozenset(("payload", "result", "checkpoint", "error", "stage", "message", "log", "value"))
+ENCRYPTED = frozenset(("payload", "result", "checkpoint", "error", "stage", "message", "log", "value", "unread"))
 #: An outcome's reason is encrypted if a handler gave it; `reason` is the engine's in all others.
 REASONS = {Snoozed: "reason"}
 

@@ -17,7 +17,7 @@ from psycopg import sql
 from redis import Redis
 
 from servers import shared_postgres, shared_valkey
-from tenure import Fail, Job, Snooze, Tenure
+from tenure import Ended, Fail, Job, Snooze, Tenure
 from tenure.app.backends import open_store, rotation
 from tenure.codecs import AesSiv, Codec
 from tenure.errors import JobFailed
@@ -208,6 +208,53 @@ def test_after_a_rotation_what_was_stored_before_the_codec_needs_the_key(place: 
         (tick,) = store.ticks("yearly")
         (standing,) = store.schedules()
         assert tick.why == standing.schedule.last_error == f"its error is encrypted, and shown with job {tick.job_id}"
+
+
+class Payments:
+    """An app that reads how one job ended in each way there is."""
+
+    def __init__(self, folder: Path, *keys: str) -> None:
+        self.jobs = jobs = Tenure(f"sqlite:///{folder}/tenure.db", codec=AesSiv(list(keys)))
+
+        @jobs.task(queue="pay", retry=1)
+        def charge() -> str:
+            raise ValueError(MARK)
+
+        @jobs.task(queue="tell")
+        def given(ended: Ended[str]) -> str:
+            return ended.error
+
+        @jobs.task(queue="tell")
+        def joins(job: Job, charged: str) -> str:
+            return job.join(charge.handle(charged)).error
+
+        @jobs.task(queue="tell")
+        def gathers(job: Job) -> str:
+            return job.gather("charges", lambda: [charge.bind()], ended=True)[0].error
+
+        self.charge, self.given, self.joins, self.gathers = charge, given, joins, gathers
+
+
+def test_how_another_job_ended_is_told_only_to_a_handler_with_the_key(tmp_path: Path) -> None:
+    """Another one waits for a worker that has it, as for the result of another job."""
+    new = AesSiv.new_key()
+    knows, lacks = Payments(tmp_path, new, KEY), Payments(tmp_path, KEY)
+    with knows.jobs.flow("order") as flow:
+        step = flow.add(knows.charge.bind())
+        told = flow.add(knows.given.bind(step.ended))
+    handles = [told.handle, lacks.joins.enqueue(str(step.handle.id)), lacks.gathers.enqueue()]
+    store = knows.jobs.client().store
+
+    def refused() -> int:
+        found = [each.error for handle in handles for each in store.attempts(str(handle.id))]
+        return sum(each.startswith("this worker has no key for the error of charge") for each in found)
+
+    with knows.jobs.worker(queues=["pay"]), lacks.jobs.worker(queues=["tell"]):
+        until(lambda: refused() >= len(handles), "all of them to wait for the key")
+    with knows.jobs.worker(queues=["tell"]):
+        for handle in handles:
+            store.promote_now([str(handle.id)])
+            assert MARK in knows.jobs.handle(handle.id).result("60s")
 
 
 def test_without_a_codec_the_marker_is_everywhere(place: Place, caplog: pytest.LogCaptureFixture) -> None:

@@ -664,6 +664,44 @@ def test_a_job_makes_its_flow_once_wherever_it_dies(queue: TestQueue) -> None:
     assert {"flow f", "flow f #2", "end"} <= set(points)
 
 
+@pytest.mark.parametrize("others", [True, False], ids=["beside steps of its own", "all of its steps"])
+def test_a_job_that_stands_for_a_step_does_so_in_every_attempt(queue: TestQueue, others: bool) -> None:
+    double.using(unique="one", delay="1h").enqueue(1)
+
+    @jobs.task(name=f"stood_for_{others}")
+    def parent(job: Job) -> int:
+        with job.flow("f") as flow:
+            step = flow.add(double.using(unique="one").bind(1))
+            if others:
+                flow.add(double.bind(step.output))
+        return job.join(step).value
+
+    handle = parent.enqueue()
+    queue.drain()
+    queue.assert_waiting(handle)
+    queue.advance("1h")
+    queue.drain()
+
+    assert handle.result("0s") == 2
+    assert len(queue.enqueued(double)) == 1 + others
+
+
+def test_a_flow_made_by_another_call_does_not_know_which_job_stands_for_a_step(queue: TestQueue) -> None:
+    double.using(unique="one", delay="1h").enqueue(1)
+
+    def make() -> list[Any]:
+        with jobs.flow("f", unique="day") as flow:
+            step = flow.add(double.using(unique="one").bind(1))
+            return [step, flow.add(double.using(unique="two").bind(step.output))]
+
+    first, again = make(), make()
+
+    assert first[1].handle.id == again[1].handle.id
+    assert first[0].handle.status().state is State.SCHEDULED
+    with pytest.raises(TenureError, match="another job had its unique key and stands for it"):
+        _ = again[0].handle
+
+
 def test_a_join_returns_how_a_job_ended_or_says_that_there_is_none(queue: TestQueue) -> None:
     done, gone = double.enqueue(2), double.enqueue(3)
     queue.drain()

@@ -182,25 +182,61 @@ def test_after_a_time_out_without_a_default_a_replay_waits_anew() -> None:
         assert handle.result("0s") == "ada"
 
 
+DIED, OTHER = ("crashed", "the worker died"), ("failed", "another error")
+
+
 @pytest.mark.parametrize(
-    ("ends", "anew"),
+    ("ends", "failures", "anew"),
     [
-        pytest.param([("crashed", "the worker died")], False, id="its process died before the time-out ended the job"),
-        pytest.param([("crashed", "the worker died"), ("failed", LATE)], True, id="the attempt after that one told it"),
-        pytest.param([("failed", LATE)], True, id="it died of it"),
-        pytest.param([("failed", "another error")], False, id="the handler caught the time-out"),
-        pytest.param([], True, id="nothing is kept of it"),
+        pytest.param([DIED], 0, False, id="its process died before the time-out ended the job"),
+        pytest.param([DIED, ("failed", LATE)], 0, True, id="the attempt after that one told it"),
+        pytest.param([("failed", LATE)], 0, True, id="it died of it"),
+        pytest.param([OTHER], 0, True, id="it died of it, and told it in other words"),
+        pytest.param([DIED, OTHER], 0, True, id="so did the attempt after a crash"),
+        pytest.param([OTHER, OTHER], 1, True, id="it has failed since it was replayed"),
+        pytest.param([OTHER], 1, False, id="the handler caught the time-out, and is tried again"),
+        pytest.param([OTHER, OTHER], 2, False, id="twice"),
+        pytest.param([("suspended", ""), OTHER], 0, False, id="the handler caught the time-out, and waited on"),
+        pytest.param([], 0, True, id="nothing is kept of it"),
     ],
 )
-def test_a_job_waits_anew_if_it_died_of_the_time_out(ends: list[tuple[str, str]], anew: bool) -> None:
+def test_a_job_waits_anew_if_it_died_of_the_time_out(ends: list[tuple[str, str]], failures: int, anew: bool) -> None:
     asked = asked_for(needed, "approved", Approval, "1h", MISSING, None, shared=False)
     attempts = [
         SimpleNamespace(attempt=2 + number, outcome=outcome, error=error)
         for number, (outcome, error) in enumerate([("suspended", ""), *ends], start=-1)
     ]
-    store, claimed = SimpleNamespace(attempts=lambda _: attempts), SimpleNamespace(id="an id", attempt=9)
+    store, claimed = (
+        SimpleNamespace(attempts=lambda _: attempts),
+        SimpleNamespace(id="an id", attempt=9, failures=failures),
+    )
 
     assert asked.is_anew('{"attempt":2}', cast(Claimed, claimed), cast(Store, store)) is anew
+
+
+@jobs.task(signals={"approved": Approval})
+def translates(job: Job) -> str:
+    try:
+        return job.expect("approved", Approval, timeout="1h").by
+    except Fail as late:
+        raise Fail("nobody approved the order", final=True) from late
+
+
+def test_a_replay_waits_anew_where_the_handler_told_the_time_out_in_its_own_words() -> None:
+    with jobs.testing() as queue:
+        handle = translates.enqueue()
+        for _ in range(3):
+            queue.drain()
+            queue.assert_waiting(handle, signal="approved")
+            queue.advance("1h")
+            with pytest.raises(Fail, match="nobody approved the order"):
+                queue.drain()
+            assert isinstance(queue._store.replay([str(handle.id)])[str(handle.id)], Landed)
+        queue.drain()
+        handle.signal("approved", Approval("ada"))
+        queue.drain()
+
+        assert handle.result("0s") == "ada"
 
 
 @jobs.task(signals={"approved": Approval, "go": int})

@@ -106,6 +106,7 @@ class Update(NamedTuple):
     mark: str
     status: Status | None  #: None: there is no such job
     result: str | None  #: of a completed job
+    unread: str | None = None  #: its error as it is stored, where a program can't read it and `status` tells people so
 
 
 GONE = "gone"  #: the mark of a job that does not exist

@@ -23,10 +23,12 @@ from typing import (
 
 import msgspec
 
+from tenure.core.lifecycle import State
 from tenure.core.sealed import ALTERED, is_sealed, why_sealed
 from tenure.core.signatures import signature_of
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption, Locked
+from tenure.ports import Input
 from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
 from tenure.tasks.loss import has_fields, refuse_loss
@@ -224,6 +226,12 @@ def readable(what: str, text: str) -> str:
     if is_sealed(text):
         raise unreadable(what, text)
     return text
+
+
+def error_of(each: Input) -> str:
+    """Why this job ended without a result. Raises Locked."""
+    error = each.error or ("it was deleted" if each.state is None else "")
+    return "" if each.state is State.COMPLETED else readable(f"the error of {each.task or 'job'} {each.parent}", error)
 
 
 def decode_any(text: str) -> Any:

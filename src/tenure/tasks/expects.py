@@ -50,8 +50,10 @@ class Asked(NamedTuple):
     def is_anew(self, record: str, claimed: Claimed, store: Store) -> bool:
         """Did an earlier attempt die of this time-out? Then its job was replayed, and waits once more.
 
-        A handler that caught the time-out, and went on, is not to wait for it a second time; nor is a job whose process
-        died between the time-out and its end, which a later attempt then tells.
+        It did if its error names the time-out, or if it was the attempt that had it, or the next one after a crash: a
+        handler may have told it in its own words, or beside others. A handler that caught the time-out, and waited for
+        something else, is not to wait for it a second time; nor is a job whose process died between the time-out and
+        its end, which a later attempt then tells.
         """
         if not self.is_fatal(record):
             return False
@@ -59,7 +61,13 @@ class Asked(NamedTuple):
         if number == claimed.attempt:
             return False
         ends = [each for each in store.attempts(claimed.id) if each.attempt >= number]
-        return not ends or any(self.late in each.error for each in ends)
+        if not ends or any(self.late in each.error for each in ends):
+            return True
+        told = next((each for each in ends if each.outcome not in ("crashed", "released")), None)
+        if told is None or told.outcome != "failed":
+            return False
+        # Only a replay takes failures back: without one, those since then and that one would have been counted.
+        return claimed.failures <= sum(each.outcome == "failed" and each.attempt > told.attempt for each in ends)
 
 
 def asked_for(

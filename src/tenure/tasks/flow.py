@@ -12,17 +12,20 @@ block stores all steps in one call, with the edges between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 from uuid import UUID, uuid5
+
+import msgspec
 
 from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
 from tenure.errors import FlowMade, InvalidArguments, InvalidOption, TenureError
-from tenure.ports import Draft, Enqueued, Links
+from tenure.ports import Draft, Enqueued, Links, Store
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
 from tenure.tasks.handle import AppPort, JobHandle, R_co
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import refuse_on_loop, settled
 from tenure.tasks.placeholders import Placeholder, Source, Until, marker, shaped_like_a_marker, with_markers
 from tenure.tasks.task import NewJob, common_tx
 from tenure.tasks.texts import checked_name, valid_key
@@ -36,14 +39,22 @@ R = TypeVar("R")
 _FLOWS = UUID("4f6c0c1e-6a3f-5b0e-9d51-7a1d8f0c2b64")  #: the namespace of ids that `unique=` derives
 
 
+class Records(Protocol):
+    """What the attempts of a job have recorded, for a flow that the job makes."""
+
+    def recall(self, key: str) -> str | None: ...
+    def record(self, key: str, value: str) -> str: ...
+
+
 class Step(Source, Generic[R_co]):
     """A job of a flow, from `flow.add`. What it will return is `output`: an argument for other steps of the flow."""
 
-    __slots__ = ("_flow", "_handle", "_id", "_job", "_number")
+    __slots__ = ("_flow", "_handle", "_id", "_job", "_lost", "_number")
 
     def __init__(self, flow: Flow, job: NewJob[R_co], job_id: str, number: int) -> None:
         self._flow, self._job, self._id, self._number = flow, job, job_id, number
         self._handle: JobHandle[R_co] | None = None
+        self._lost = False
 
     def __repr__(self) -> str:
         return f"<Step {self._number}, {self._job.of.name}, of {self._flow!r}>"
@@ -65,6 +76,11 @@ class Step(Source, Generic[R_co]):
     @property
     def handle(self) -> JobHandle[R_co]:
         """The handle of its job, once the flow is stored: after the block. Raises TenureError before."""
+        if self._lost:
+            raise TenureError(
+                f"{self.what} has no job of its own: when the flow was made, another job had its unique key and stands "
+                "for it, and only the call that made the flow knows which; or its job was deleted"
+            )
         if self._handle is None:
             raise TenureError(
                 f"{self.what} is stored at the end of the flow's block: use its handle after that, "
@@ -83,9 +99,11 @@ class Step(Source, Generic[R_co]):
     def stored(self, answer: Enqueued) -> None:
         self._handle = self._job.stored(answer)
 
-    def known(self) -> None:
-        """The flow was made before."""
-        self._handle = self._job.stored(Enqueued(self._id, False, cast("Any", None)))
+    def known(self, job_id: str | None) -> None:
+        """The flow was made before, and this job stands for this step. None: which one is not known."""
+        self._lost = job_id is None
+        if job_id is not None:
+            self._handle = self._job.stored(Enqueued(job_id, False, cast("Any", None)))
 
 
 def outputs(steps: Iterable[Step[R]]) -> list[R]:
@@ -107,10 +125,12 @@ class Flow:
     `created` says after the block whether they were stored now: False if a flow with this `unique=` existed.
     """
 
-    def __init__(self, app: AppPort, name: str, made_once: str | None, tx: object) -> None:
+    def __init__(
+        self, app: AppPort, name: str, made_once: str | None, tx: object, records: Records | None = None
+    ) -> None:
         self.name = name
         self.created = False
-        self._app, self._tx = app, tx
+        self._app, self._tx, self._records = app, tx, records
         self._once = made_once is not None
         self._id = new_id() if made_once is None else str(uuid5(_FLOWS, made_once))
         self._steps: list[Step[Any]] = []
@@ -213,14 +233,37 @@ class Flow:
             raise InvalidOption(f"the flow {self.name!r} has no steps: add them with flow.add(task.bind(…))")
         return error is None
 
-    def _was_made(self) -> None:
-        for step in self._steps:
-            step.known()
+    def _was_made(self, store: Store) -> None:
+        held = self._recorded()
+        for number, (step, draft) in enumerate(zip(self._steps, self._drafts, strict=True), 1):
+            job_id = held.get(number, draft.id)
+            step.known(None if job_id == draft.id and draft.unique and store.get(job_id) is None else job_id)
+
+    def _is_all_of_others(self, store: Store) -> bool:
+        """Did an earlier attempt find other jobs for all steps? No store knows that flow, since it has no job of it."""
+        held = self._recorded()
+        if len(held) < len(self._steps) or any(store.get(job_id) is None for job_id in held.values()):
+            return False
+        self._was_made(store)
+        return True
 
     def _stored(self, answers: Sequence[Enqueued]) -> None:
         self.created = any(answer.created for answer in answers)
         for step, answer in zip(self._steps, answers, strict=True):
             step.stored(answer)
+        drafts = enumerate(zip(self._drafts, answers, strict=True), 1)
+        held = {number: answer.id for number, (draft, answer) in drafts if answer.id != draft.id}
+        if held and self._records is not None and self._common_tx() is None:
+            self._records.record(self._record, msgspec.json.encode(held).decode())
+
+    def _recorded(self) -> dict[int, str]:
+        """The jobs that stood for steps of it when an earlier attempt made it, by the numbers of those steps."""
+        record = None if self._records is None else self._records.recall(self._record)
+        return {} if record is None else msgspec.json.decode(record, type=dict[int, str])
+
+    @property
+    def _record(self) -> str:
+        return f"\x1fflow {self._id}"  # no handler's own key begins like this
 
     def _common_tx(self) -> object:
         return common_tx([step._job for step in self._steps], self._tx, "flow")
@@ -233,10 +276,12 @@ class Flow:
         if not self._leave(error):
             return
         client = self._app.client()
+        if self._is_all_of_others(client.store):
+            return
         try:
             self._stored(client.enqueue(self._drafts, tx=self._common_tx()))
         except FlowMade:
-            self._was_made()
+            self._was_made(client.store)
 
     async def __aenter__(self) -> Self:
         return self._begin()
@@ -245,10 +290,14 @@ class Flow:
         if not self._leave(error):
             return
         client = await self._app.aclient()
+        if self._records is not None and await settled(partial(self._is_all_of_others, client.store)):
+            return
         try:
-            self._stored(await client.aenqueue(self._drafts, tx=self._common_tx()))
+            answers = await client.aenqueue(self._drafts, tx=self._common_tx())
         except FlowMade:
-            self._was_made()
+            await settled(partial(self._was_made, client.store))
+        else:
+            await settled(partial(self._stored, answers))
 
 
 class WithFlows:

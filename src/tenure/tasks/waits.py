@@ -24,7 +24,7 @@ from tenure.core.lifecycle import ENDED, Edge, State, Suspended
 from tenure.core.retry import Fail
 from tenure.errors import InvalidArguments, InvalidOption, Locked, Refused, StoreError, TenureError, UnknownJob
 from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store, Text
-from tenure.tasks.arguments import decode_any
+from tenure.tasks.arguments import decode_any, error_of, readable
 from tenure.tasks.circles import announced, circle, told, withdrawn
 from tenure.tasks.client import in_transaction
 from tenure.tasks.edges import check_store
@@ -235,8 +235,7 @@ class Waits:
             raise self._attempt.misfit(why) from InvalidArguments(why)
 
     def _end(self, each: Input) -> Ended[Any]:
-        error = each.error or ("it was deleted" if each.state is None else "")
-        return self._ended(each.parent, each.task, each.state or State.CANCELLED, each.result, error)
+        return self._ended(each.parent, each.task, each.state or State.CANCELLED, each.result, error_of(each))
 
     def _ended(self, job_id: str, task: str | None, state: State, result: str | None, error: str) -> Ended[Any]:
         app = self._attempt.task.app
@@ -276,7 +275,8 @@ class Waits:
                 raise UnknownJob(f"job.join: there is no job {job_id}: it was never enqueued, or was deleted")
             return self._ended(job_id, *_decode(recorded, type=tuple[str, State, str | None, str]))
         if status.state in ENDED:
-            error, result = status.error or status.cancel_reason or "", update.result
+            error = readable(f"the error of {status.task} {job_id}", update.unread or status.error or "")
+            error, result = error or status.cancel_reason or "", update.result
             if status.state is State.COMPLETED:
                 result = attempt.store.fetch(Text("result", job_id, "", result or "null"))
             ended = self._ended(job_id, status.task, status.state, result, error)

@@ -18,7 +18,7 @@ from tenure.core.offloaded import is_offloaded
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidArguments, StoreAway
 from tenure.ports import Claimed, Input, Store, Text
-from tenure.tasks.arguments import decoder, plain, readable
+from tenure.tasks.arguments import decoder, error_of, plain, readable
 from tenure.tasks.ended import Ended
 from tenure.tasks.placeholders import Marker, may_have_markers, split
 from tenure.tasks.task import Task
@@ -152,10 +152,9 @@ def _result(task: Task[..., Any], each: Input) -> str:
 
 def _end(each: Input) -> dict[str, object]:
     """The JSON of an `Ended`."""
-    state, error = each.state or State.CANCELLED, each.error or ("it was deleted" if each.state is None else "")
-    ok = state is State.COMPLETED
+    state, ok = each.state or State.CANCELLED, each.state is State.COMPLETED
     value = msgspec.Raw(readable(f"the result of {_job(each)}", each.result or "null").encode()) if ok else None
-    return {"state": state, "value": value, "error": "" if ok else error, "id": each.parent}
+    return {"state": state, "value": value, "error": error_of(each), "id": each.parent}
 
 
 def _came_from(error: str, sources: Mapping[str, list[Input]]) -> str:

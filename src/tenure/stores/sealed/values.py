@@ -236,7 +236,9 @@ class Seal:
             status = replace(status, **shown)
         if result is not None and is_sealed(result):
             result = self._read(result, "result", update.id)
-        return update._replace(status=status, result=result)
+        error = None if update.status is None else update.status.error
+        unread = error is not None and is_sealed(error) and is_sealed(self.open(error, "error", update.id))
+        return update._replace(status=status, result=result, unread=error if unread and self.codec else None)
 
     def attempt(self, view: AttemptView) -> AttemptView:
         return replace(view, error=self._told(view.error, "error", view.job_id)) if is_sealed(view.error) else view
@@ -254,7 +256,8 @@ class Seal:
         if result is not None and is_sealed(result):
             each = each._replace(result=self._read(result, "result", each.parent))
         if error is not None and is_sealed(error):
-            each = each._replace(error=self._told(error, "error", each.parent))
+            opened = self.open(error, "error", each.parent)
+            each = each._replace(error=opened if self.codec else self._told(error, "error", each.parent))
         return each
 
     def signal(self, job_id: str | None, view: SignalView) -> SignalView:
