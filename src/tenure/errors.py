@@ -24,8 +24,24 @@ JobStopped (BaseException)   a stop was requested
 
 from __future__ import annotations
 
+from typing import Any
 
-class TenureError(Exception):
+
+class Portable(BaseException):
+    """An error that another process gets as it was raised: by default it would be made anew from its text alone."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (type(self), self.args, self.__dict__)
+
+
+def _remade(kind: type[BaseException], args: tuple[Any, ...], fields: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
+class TenureError(Portable, Exception):
     """The base of every error of Tenure except `JobStopped`, which must not be swallowed."""
 
 
@@ -135,7 +151,7 @@ class BadData(StoreError):
     """The store refused a value. Halving the batch finds the bad one; the others are valid."""
 
 
-class JobStopped(BaseException):
+class JobStopped(Portable):
     """Raised inside a handler to stop it: `reason` is 'cancel', 'timeout', 'shutdown' or 'lease_lost'.
 
     Not an Exception, so that `except Exception` cannot swallow it. Clean up and let it propagate.

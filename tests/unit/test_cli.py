@@ -376,6 +376,23 @@ def test_waiting_too_long_says_so(run: Run) -> None:
     assert "10ms" in err
 
 
+def test_waiting_prints_as_json_how_it_failed(run: Run, store: Store) -> None:
+    with process("enqueue", "add", "a=1", "--wait", "--json") as waiting:
+        assert waiting.stderr is not None
+        waiting.stderr.readline()
+        worker = alive(store, queues=("sums",), tasks=("add",))
+        (claimed,) = claim(store, worker, queue="sums")
+        finish(store, Lease(claimed.id, claimed.attempt, worker), Failed("no disk", final=True))
+        told, complained = waiting.communicate()
+
+    assert waiting.returncode == 1
+    assert json.loads(told) == {"id": claimed.id, "created": True, "state": "dead", "error": "no disk"}
+    assert f"job {claimed.id} is dead: no disk" in complained
+
+    _, out, _ = run("enqueue", "add", "a=1", "--wait", "--timeout", "10ms", "--json")
+    assert json.loads(out)["created"] is True
+
+
 def test_tasks_are_listed_with_what_they_take(run: Run) -> None:
     code, out, _ = run("tasks")
 

@@ -87,7 +87,7 @@ def enqueue(
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return print_result(shared, stored, str(handle.id))
-        found = awaited(str(handle.id), limit, lambda wait: jobs.client().result(str(handle.id), wait))
+        found = awaited(shared, stored, str(handle.id), limit, lambda wait: jobs.client().result(str(handle.id), wait))
         result = Stars(jobs.settings.redact).hide(found)
     return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, result)
 

@@ -313,12 +313,11 @@ def trigger(
     limit = wait_limit(wait, timeout)
     with _admin(shared, large=wait) as admin:
         job_id = admin.schedules.trigger(name, force=force)
+        stored = {"schedule": name, "job": job_id}
         if not wait:
-            return print_result(shared, {"schedule": name, "job": job_id}, job_id)
-        result = awaited(job_id, limit, lambda wait: admin.jobs.result(job_id, wait))
-    return print_result(
-        shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result
-    )
+            return print_result(shared, stored, job_id)
+        result = awaited(shared, stored, job_id, limit, lambda wait: admin.jobs.result(job_id, wait))
+    return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, result)
 
 
 @schedules.command

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from tenure import cli
 from tenure.cli.output import print_error, print_line, show_json
 from tenure.core.durations import seconds
-from tenure.errors import InvalidOption, TenureError
+from tenure.errors import InvalidOption, JobFailed, TenureError
 
 if TYPE_CHECKING:
     from tenure.app.app import Tenure
@@ -158,8 +158,17 @@ def wait_limit(wait: bool, timeout: str | None) -> float | None:
     return None if timeout is None else seconds(timeout, "--timeout")
 
 
-def awaited(job_id: str, limit: float | None, result: Callable[[float | None], str]) -> str:
-    """The result of a job that has just been stored. A job that does not start soon is explained meanwhile."""
+def awaited(
+    shared: Shared,
+    stored: Mapping[str, object],
+    job_id: str,
+    limit: float | None,
+    result: Callable[[float | None], str],
+) -> str:
+    """The result of a job that has just been stored. A job that does not start soon is explained meanwhile.
+
+    With --json a failure is printed too, beside what is known of the job.
+    """
     print_error(f"job {job_id} is stored; waiting for it")
     sys.stderr.flush()
     try:
@@ -172,7 +181,13 @@ def awaited(job_id: str, limit: float | None, result: Callable[[float | None], s
                 limit = None if limit is None else limit - _SOON_SECONDS
         return result(limit)
     except TimeoutError as error:
+        if shared.json:
+            show_json(stored)
         raise TenureError(str(error)) from error
+    except JobFailed as failed:
+        if shared.json:
+            show_json({**stored, "state": failed.state, "error": failed.error})
+        raise
 
 
 def confirm(shared: Shared, question: str) -> None:

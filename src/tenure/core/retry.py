@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Never, Protocol
 
 from tenure.core.durations import Duration, seconds
-from tenure.errors import InvalidOption
+from tenure.errors import InvalidOption, Portable
 
 if TYPE_CHECKING:
     from tenure.core.limits import Key
@@ -122,7 +122,7 @@ class Pausable(Protocol):
         ...
 
 
-class Snooze(Exception):
+class Snooze(Portable, Exception):
     """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
     With `limit`, the key that this job's arguments give is paused: no job gets a place of it until then.
@@ -139,7 +139,7 @@ class Snooze(Exception):
         self.limit = limit
 
 
-class Fail(Exception):
+class Fail(Portable, Exception):
     """Raise it in a handler to fail this attempt with your own retry delay, or permanently.
 
     Example: `raise Fail("rate limited", retry_in="90s")` or `raise Fail("no such page", final=True)`
