@@ -204,7 +204,15 @@ class Server:
     def _refuse_wrong_node(self, connection: Connection) -> None:
         """Raise if this node can't be the right one: MOVED, or, with several hosts or Sentinels, a replica."""
         _ask(connection, "EXISTS", self.prefix)
-        if (self._place.service or len(self._place.hosts) > 1) and _ask(connection, "ROLE")[0] == "slave":
+        if not self._place.service and len(self._place.hosts) < 2:
+            return
+        try:
+            role = _ask(connection, "ROLE")[0]
+        except exceptions.NoPermissionError:
+            if not self._place.service:
+                raise
+            return  # the Sentinels are believed, as before this was asked
+        if role == "slave":
             raise exceptions.ReadOnlyError("it is a replica")
 
     def _named(self, error: exceptions.MovedError, asked: Address) -> Address:
