@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import atexit
 import functools
 import os
@@ -249,6 +250,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
     items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """The items of thousands of tests would be looked through in every full collection, of which some tests make many."""
+    gc.collect()
+    gc.freeze()
 
 
 def _is_everyday(item: pytest.Item) -> bool:
