@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import atexit
 import functools
+import gc
 import os
 import secrets
 from collections.abc import Callable, Generator, Iterator
@@ -253,7 +253,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The items of thousands of tests would be looked through in every full collection, of which some tests make many."""
+    """Or each full collection of garbage would go through the items of thousands of tests, and some tests make many."""
     gc.collect()
     gc.freeze()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from math import inf
 from pathlib import Path
 from pkgutil import resolve_name
 from secrets import token_hex
@@ -112,6 +113,33 @@ def test_a_process_that_stops_while_it_has_rows_that_others_need_is_cut_off_and_
         finally:
             goes_on.set()
         late.result(60.0)  # it finds what the other process has done
+
+
+def test_a_process_that_was_cut_off_tries_again_though_the_last_words_of_the_server_are_lost(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    """A write on the line that the server has closed can discard what it had sent: then there is no code."""
+    asked = list[int]()
+
+    def step(connection: server.Connection) -> str:
+        pid = connection.info.backend_pid
+        asked.append(pid)
+        if len(asked) > 1:
+            return "done"
+        there = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
+        until(lambda: other.execute(there, (pid,)).fetchall() == [(0,)], "the server to end the session")
+        raise psycopg.OperationalError("consuming input failed: server closed the connection unexpectedly")
+
+    assert store._locking(step, sent=0) == "done"
+    assert len(set(asked)) == 2
+
+    def breaks(connection: server.Connection) -> None:
+        asked.append(0)
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    with pytest.raises(StoreAway):  # at once: that was no stop of this process
+        store._locking(breaks, sent=0)
+    assert asked.count(0) == 1
 
 
 def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(
@@ -304,7 +332,7 @@ def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
 ) -> None:
     jobs = [put(store) for _ in range(100)]
     monkeypatch.setattr(verbs, "OPERATED_SECONDS", 0.5)
-    monkeypatch.setattr(base, "cut_off_after", lambda *_: None)  # a process that is held up has not stopped
+    monkeypatch.setattr(base, "cut_off_after", lambda *_: inf)  # a process that is held up has not stopped
     with line(url) as (proxy, through):
         monkeypatch.setattr(server.Server.run, "__defaults__", (60.0,))
         proxy.latency(0.005)  # four round trips a job: four seconds

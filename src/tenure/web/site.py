@@ -132,7 +132,12 @@ class Site:
 
     def paces(self) -> Mapping[str, Growth]:
         """How the backlogs of queues change, as far as they have been read here."""
-        return self.memo.get("paces", lambda: self._backlogs.look(self.queues(), self.admin.now()), fresh=STEP_SECONDS)
+
+        def look() -> Mapping[str, Growth]:
+            queues, now = self.queues(), self.admin.now()  # first: with another store they begin anew
+            return self._backlogs.look(queues, now)
+
+        return self.memo.get("paces", look, fresh=STEP_SECONDS)
 
     def declared_queues(self) -> set[str]:
         """The queues of the app's tasks."""
@@ -151,7 +156,11 @@ class Site:
 
     def slices(self) -> Sequence[RollUp]:
         """Jobs that ended in the last 15 minutes, in slices of five seconds."""
-        return self.memo.get("pulse", lambda: self._pulse.look(self.admin.jobs, self.admin.now()), fresh=0.9)
+        return self.memo.get("pulse", self._look, fresh=0.9)
+
+    def _look(self) -> Sequence[RollUp]:
+        admin = self.admin  # first: with another store the pulse begins anew
+        return self._pulse.look(admin.jobs, admin.now())
 
     def trend(self, span: str) -> Trend:
         """Jobs that ended in a span of time. Raises InvalidOption."""

@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from math import inf
+from time import monotonic
 from typing import LiteralString, TypeVar
+
+import psycopg
 
 from tenure.ports import Draft, Enqueued
 from tenure.stores.postgres.drafts import enqueue_steps
@@ -31,14 +35,17 @@ WITH_JOBS = """
     SELECT queue, solo FROM lanes LIMIT %s"""
 
 
-def cut_off_after(connection: Connection, sent: int, tried: int = 0) -> None:
+def cut_off_after(connection: Connection, sent: int, tried: int = 0) -> float:
     """If this process stops in the middle of the transaction, the server ends it after a second, and rolls it back.
+
+    Returns the seconds.
 
     The server does not see a statement that is on its way, so it waits as long as a slow line needs for these bytes,
     up to the minute of every session. Each further try has twice as long: code that keeps the GIL stops us, too.
     """
-    milliseconds = (1000 + 1000 * sent // SLOWEST_LINE) * 2**tried
-    connection.execute(STOPPED, (f"{min(milliseconds, 60_000)}ms",))
+    milliseconds = min((1000 + 1000 * sent // SLOWEST_LINE) * 2**tried, 60_000)
+    connection.execute(STOPPED, (f"{milliseconds}ms",))
+    return milliseconds / 1000
 
 
 class PostgresBase:
@@ -78,11 +85,19 @@ class PostgresBase:
         tries = count()
 
         def step(connection: Connection) -> T:
-            tried = next(tries)
-            with connection.transaction():
-                if sent is not None:
-                    cut_off_after(connection, sent, tried)
-                return call(connection)
+            tried, patience, began, committing = next(tries), inf, monotonic(), False
+            try:
+                with connection.transaction():
+                    if sent is not None:
+                        patience = cut_off_after(connection, sent, tried)
+                    answer = call(connection)
+                    committing = True
+                    return answer
+            except psycopg.OperationalError as error:
+                if committing or error.sqlstate is not None or monotonic() - began < patience:
+                    raise
+                # The server closed the line after its last words, which a write on that line can lose.
+                raise psycopg.errors.IdleInTransactionSessionTimeout(str(error)) from error
 
         return self._server.run(step)
 
