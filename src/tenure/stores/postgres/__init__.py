@@ -86,7 +86,11 @@ class PostgresStore(
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        with self._server.transaction() as tx:
-            yield tx
-        for committed in tx.committed:
-            committed()
+        tx: Transaction | None = None
+        try:
+            with self._server.transaction() as tx:
+                yield tx
+        finally:
+            if tx is not None and tx.landed:  # a ring too many costs a query
+                for committed in tx.committed:
+                    committed()

@@ -263,7 +263,7 @@ class PostgresJobs(PostgresBase):
         self._flows_from = _FIRST_ID
 
     def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
-        inner = tx.tx if isinstance(tx, Awaited) else tx
+        inner = _inner(tx)
         if not isinstance(inner, Transaction):
             return partial(self._joins.run, tx)
         mine, its = self._server, inner.server
@@ -288,8 +288,8 @@ class PostgresJobs(PostgresBase):
         check_drafts(drafts)
         if tx is not None:
             answers, xid = self._drive(enqueue_steps(drafts), self._within(tx))
-            if committed is not None and isinstance(tx, Transaction):
-                tx.committed.append(committed)
+            if isinstance(inner := _inner(tx), Transaction):
+                inner.joined(answers, xid, committed)
             elif committed is not None and xid and self._commits is not None:
                 self._commits.add(xid, committed)
             return answers
@@ -551,3 +551,7 @@ class PostgresJobs(PostgresBase):
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """The answers for leases whose outcome did not land in this call: it may have landed before."""
         return self._server.run(lambda connection: self._drive_on(connection, steps.stands(ends)))
+
+
+def _inner(tx: object) -> object:
+    return tx.tx if isinstance(tx, Awaited) else tx

@@ -11,8 +11,8 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
 from random import uniform
 from typing import Any, LiteralString, TypeVar, cast
 from urllib.parse import quote
@@ -23,7 +23,7 @@ from psycopg import conninfo, pq
 
 from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
-from tenure.ports import Readable
+from tenure.ports import Enqueued, Readable
 from tenure.stores.postgres import deadlines
 from tenure.stores.postgres.joins import Rows
 
@@ -87,6 +87,9 @@ ROLLED_BACK = (
 _AWAY_CLASSES = ("08", "53", "57", "58", "40")
 _READ_ONLY = "25006"
 _UNDONE = "an error in this transaction made PostgreSQL roll it back: nothing of it is stored"
+_BROKEN = "the connection broke in this transaction, and PostgreSQL rolled it back: nothing of it is stored"
+# The id alone is no proof: a server that crashed, or a standby that took over, may give it to another transaction.
+_FATE: LiteralString = "SELECT pg_xact_status(%s::text::xid8), EXISTS (SELECT FROM @.jobs WHERE id = %s::text::uuid)"
 # For a failed connection libpq gives no code, only a message. A person has to fix these; retrying does not help.
 _REFUSALS = (
     "authentication failed",
@@ -411,6 +414,8 @@ class Transaction:
         self._connection = connection
         self.server = server
         self.committed: list[Callable[[], None]] = []  #: called after the commit
+        self.landed = False  #: has it committed, as far as is known? True also if nobody can say
+        self._job: tuple[str, str] | None = None  # its id and that of a job stored in it: they tell what came of it
         self._open = True
         self._cursors = WeakSet[psycopg.Cursor[tuple[Any, ...]]]()
         with server.mapping_errors():
@@ -431,6 +436,13 @@ class Transaction:
         with self.server.mapping_errors():
             return run(self._connection, sql, text)
 
+    def joined(self, answers: Sequence[Enqueued], xid: str, committed: Callable[[], None] | None) -> None:
+        """Jobs were enqueued in it. `xid`: its id, if any was stored."""
+        if committed is not None:
+            self.committed.append(committed)
+        if xid:
+            self._job = (xid, next(answer.id for answer in answers if answer.created))
+
     def end(self, *, commit: bool) -> None:
         try:
             if commit:
@@ -441,15 +453,44 @@ class Transaction:
                 self._connection.reached = True
         status = self._connection.pgconn.transaction_status
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
+            if commit:
+                raise StoreAway(_BROKEN)
             return
         if commit and status == pq.TransactionStatus.INTRANS:
-            with self.server.mapping_errors():
-                self._connection.execute("COMMIT")
+            self._commit()
             return
         with suppress(psycopg.Error):
             self._connection.execute("ROLLBACK")
         if commit:  # PostgreSQL would answer COMMIT with "ROLLBACK", which no driver reports as an error
             raise StoreError(_UNDONE)
+
+    def _commit(self) -> None:
+        try:
+            with self.server.mapping_errors():
+                self._connection.execute("COMMIT")
+        except StoreAway as error:
+            refused = self._connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+            fate = "aborted" if refused else self._fate()
+            if fate == "aborted":
+                raise
+            self.landed = True
+            if fate != "committed":
+                raise StoreAway(
+                    f"{error}; COMMIT was sent, and whether it took effect is not known: all of this transaction may "
+                    "be stored, or nothing; check which before you repeat it"
+                ) from error
+        self.landed = True
+
+    def _fate(self) -> str | None:
+        """What came of COMMIT, asked once on another connection. None: not known."""
+        if self._job is None:
+            return None
+        try:
+            with closing(self.server.connect()) as connection, connection.within(ANSWER_SECONDS):
+                ((status, found),) = connection.execute(self.server.sql(_FATE), self._job).fetchall()
+        except (psycopg.Error, OSError):
+            return None
+        return None if status == "committed" and not found else status
 
     def _check(self) -> None:
         self.server.refuse_child()
