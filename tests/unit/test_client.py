@@ -21,7 +21,7 @@ from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Enqueued, Filter, Ring, Update, WorkerIdentity
 from tenure.stores.memory import MemoryStore
-from tenure.tasks import client, gather
+from tenure.tasks import client, gather, watch
 from tenure.tasks.client import Client
 from tenure.tasks.handle import handle_of
 
@@ -581,6 +581,38 @@ def test_an_outage_does_not_outlast_the_callers_patience(rig: Rig) -> None:
 
     with pytest.raises(StoreAway):
         rig.handle(new).result("0s")
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda handle: handle.result("50ms"), lambda handle: asyncio.run(handle.aresult("50ms"))]
+)
+def test_a_store_that_hangs_keeps_no_caller_beyond_its_time_and_is_asked_nothing_more(
+    wait: Callable[[JobHandle[Any]], object], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, unknown = rig.stored(), rig.stored()
+    looks, hangs, answers = itertools.count(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        if next(looks) > 0:
+            hangs.set()
+            assert answers.wait(30), "nobody gave up"
+
+    def pauses(*_: float) -> list[float]:
+        assert hangs.wait(30)
+        return [0.1]
+
+    monkeypatch.setattr(watch, "_pauses", pauses, raising=False)
+    monkeypatch.setattr(watch, "_until", lambda _: float("inf"))
+    monkeypatch.setattr(rig.store, "workers", lambda **_: pytest.fail("it hangs"))
+    rig.store.reading = hang
+
+    with pytest.raises(TimeoutError, match=r"is still queued after 50ms; the store has not answered since$"):
+        wait(rig.handle(known))
+    with pytest.raises(StoreAway, match=f"does not answer: after 50ms nothing is known of job {unknown.id}$") as caught:
+        wait(rig.handle(unknown))
+    assert type(caught.value) is StoreAway
+    assert not answers.is_set()
+    answers.set()
 
 
 def test_waiting_inside_a_handler_warns_that_it_holds_a_slot(rig: Rig) -> None:

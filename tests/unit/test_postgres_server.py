@@ -1258,6 +1258,21 @@ def test_a_verb_has_its_time_limit_also_where_no_thread_can_be_started(
     assert store.counts()[State.QUEUED] == 0
 
 
+def test_a_look_at_awaited_jobs_has_the_time_limit_of_verbs_not_that_of_peoples_reads(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, connection = list[float](), store._server.connection
+
+    def noted(seconds: float, **options: Any) -> Any:
+        limits.append(seconds)
+        return connection(seconds, **options)
+
+    monkeypatch.setattr(store._server, "connection", noted)
+    store.updates({draft().id: ""})
+
+    assert limits == [module.ANSWER_SECONDS]
+
+
 def test_what_came_of_a_commit_is_asked_as_soon_as_a_thread_can_be_started_again() -> None:
     watch = CommitWatch(lambda xids: dict.fromkeys(xids, "committed"))
     heard = [threading.Event(), threading.Event()]

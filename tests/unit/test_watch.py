@@ -299,6 +299,78 @@ def test_an_outage_is_waited_out_by_all_and_told_to_those_whose_time_is_over(
         rig.watch.wait(patient)
 
 
+class Hang:
+    """Looks that hang from a moment on, until released. The time of a waiter counts from that moment."""
+
+    def __init__(self, rig: Rig, patch: pytest.MonkeyPatch, after: int = 0) -> None:
+        self._looks, self._after = count(), after
+        self._released = threading.Event()
+        self.held = threading.Event()
+        rig.looking = self._look
+        pauses = getattr(module, "_pauses", None)
+
+        def once_held(*given: Any) -> Any:
+            assert self.held.wait(30.0)
+            return pauses(*given)  # type: ignore[misc]
+
+        patch.setattr(module, "_pauses", once_held, raising=False)
+        patch.setattr(module, "_until", lambda _: float("inf"))
+        patch.setattr(module, "GRACE_SECONDS", 0.1, raising=False)
+
+    def _look(self) -> None:
+        if next(self._looks) >= self._after:
+            self.held.set()
+            assert self._released.wait(30.0), "nobody gave up"
+
+    def release(self) -> None:
+        assert not self._released.is_set()
+        self._released.set()
+
+
+def _on_a_thread(watch: Watch, job_id: str) -> Update:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(watch.wait, job_id, ended=True, timeout=0.05).result()
+
+
+WAYS: list[Callable[[Watch, str], Update]] = [
+    lambda watch, job_id: watch.wait(job_id, ended=True, timeout=0.05),
+    _on_a_thread,
+    lambda watch, job_id: asyncio.run(watch.await_(job_id, ended=True, timeout=0.05)),
+]
+
+
+@pytest.mark.parametrize("wait", WAYS, ids=["main", "thread", "loop"])
+@pytest.mark.parametrize("looks", [0, 1])
+def test_a_look_that_hangs_outlasts_no_callers_time(
+    wait: Callable[[Watch, str], Update], looks: int, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told how the job was before, is not looked for any more, and a caller without a time waits on."""
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.01)
+    (job_id,), (patient,) = rig.put(), rig.put()
+    hang = Hang(rig, monkeypatch, after=looks)
+
+    with pytest.raises(StoreAway) as caught:
+        wait(rig.watch, job_id)
+    assert isinstance(caught.value, module.Unanswered)
+    assert (caught.value.last is not None) == (looks > 0)
+
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(rig.watch.wait, patient)
+        hang.release()
+        assert waits.result(30.0).id == patient
+    until(lambda: not rig.watch._running, "the thread to look for nobody")
+
+
+def test_a_waiter_waits_for_all_its_time_and_then_in_pieces() -> None:
+    """A process that was stopped for a while, as by SIGSTOP, has lost one piece when it goes on."""
+    short, long = list(module._pauses(1.25, 0.5)), list(module._pauses(0.0, 0.5))
+
+    assert short[:3] == [0.5, 0.5, 0.25]
+    assert short[3:] == long
+    assert sum(long) == module.GRACE_SECONDS
+    assert len(long) > 1
+
+
 def test_closing_tells_everybody(rig: Rig) -> None:
     (job_id,) = rig.put()
 

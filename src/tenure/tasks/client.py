@@ -34,7 +34,7 @@ from tenure.tasks.loops import awaited, settled
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 from tenure.tasks.registered import check_registered
 from tenure.tasks.tracing import Tracing
-from tenure.tasks.watch import RETURNED, Watch
+from tenure.tasks.watch import RETURNED, Unanswered, Watch
 
 T = TypeVar("T")
 
@@ -293,12 +293,14 @@ class Client:
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        return self._outcome(self.watch.wait(job_id, ended=True, timeout=timeout), timeout)
+        with _in_time(self.store, job_id, timeout):
+            return self._outcome(self.watch.wait(job_id, ended=True, timeout=timeout), timeout)
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        update = await self.watch.await_(job_id, ended=True, timeout=timeout)
+        with _in_time(self.store, job_id, timeout):
+            update = await self.watch.await_(job_id, ended=True, timeout=timeout)
         here = update.status is None or update.status.state in ENDED
         if here and not (update.result and is_offloaded(update.result)):
             return self._outcome(update, timeout)
@@ -392,6 +394,20 @@ def _still(job: Status, waited: float) -> str:
     seen = [job.stage or "", "" if job.progress is None else f"{job.progress:.0%}", job.message or ""]
     progress = ", ".join(filter(None, seen))
     return f"{job.task} {job.id} is still {job.state} after {spell(waited)}{progress and f' ({progress})'}"
+
+
+@contextmanager
+def _in_time(store: Store, job_id: str, timeout: float | None) -> Generator[None]:
+    """If a wait is over while the store hangs, tell what is known, without another question to it."""
+    try:
+        yield
+    except Unanswered as error:
+        waited, last = timeout or 0.0, error.last.status if error.last else None
+        if last is not None:
+            raise TimeoutError(f"{_still(last, waited)}; the store has not answered since") from None
+        raise StoreAway(
+            f"{redact(store.url)} does not answer: after {spell(waited)} nothing is known of job {job_id}"
+        ) from None
 
 
 def _why_queued(store: Store, job: Status) -> str:

@@ -10,10 +10,11 @@ import _thread
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import repeat
 from queue import Empty, SimpleQueue
 
 from tenure.core import forks
@@ -26,6 +27,9 @@ LOOKED = 1000  #: jobs at once
 RETURNED = 50  #: updates at once
 AWAY_SECONDS = 5.0  #: how long a look is repeated while the store is unavailable
 SIGNAL_SECONDS = 0.5  #: how long a Ctrl-C may go unnoticed
+GRACE_SECONDS = 2.0  #: how long after its time a waiter gives up, if a look hangs: then no one tells it anything
+_PIECES = 4  # of the grace: if this process or its machine was stopped meanwhile, one of them is over, not all
+_LONGEST_PIECE = 3600.0
 IDLE_SECONDS = 1.0  #: the thread ends after this long without waiters
 _TICK = 1e-6
 _SHARE = 25  #: the longest pause is at least this many times the processor time of the last look
@@ -45,6 +49,7 @@ class _Waiter:
     tell: Callable[[News], object]
     lost: Callable[[], bool] = lambda: False  #: can it no longer be told?
     away_since: float | None = None
+    last: Update | None = None  #: how the job was at the last look
 
     def wants(self, update: Update) -> bool:
         if self.ended:
@@ -64,6 +69,14 @@ class _Job:
 _Calls = SimpleQueue[tuple[_Waiter, bool] | None]  #: waiters that come (True) or go; None: the watch was closed
 
 
+class Unanswered(StoreAway):
+    """The time of a wait is over, and the store does not answer. `last` is what it said before, if it said anything."""
+
+    def __init__(self, job_id: str, last: Update | None) -> None:
+        super().__init__(f"the store did not answer in time: how job {job_id} is, is not known")
+        self.last = last
+
+
 class Watch:
     """Waits for jobs. Safe from every thread and event loop."""
 
@@ -81,6 +94,7 @@ class Watch:
         """The job's update, once its mark is no longer `seen`, or it has `ended`; after `timeout` at the latest.
 
         With neither, it returns at once. Raises StoreAway after `AWAY_SECONDS` without an answer, or at the timeout.
+        A look that hangs holds up only those without a timeout: after it the others get `Unanswered`.
         """
         news: SimpleQueue[News] = SimpleQueue()  # no Event: a signal's exception inside one would leave it locked
         waiter = _Waiter(job_id, seen, ended, _until(timeout), news.put)
@@ -92,7 +106,9 @@ class Watch:
                     time.sleep(pause := alone.pause())
                     alone.pass_time(pause)
                     alone.look()
-            told = _received(news)
+            told = _received(news, timeout)
+            if told is None:
+                raise Unanswered(job_id, waiter.last)
         except BaseException:
             self._calls.put((waiter, False))
             raise
@@ -111,7 +127,9 @@ class Watch:
         if not self._call(waiter):
             raise StoreError(f"can't wait for job {job_id}: no thread can be started, as this process is ending")
         try:
-            told = await future
+            told = await future if timeout is None else await _awaited(future, timeout)
+            if told is None:
+                raise Unanswered(job_id, waiter.last)
         except BaseException:
             self._calls.put((waiter, False))
             raise
@@ -267,7 +285,7 @@ class _Looks:
             elif waiter.lost():
                 job.waiters.discard(waiter)
             else:
-                waiter.away_since = None
+                waiter.away_since, waiter.last = None, job.last
         self._schedule(job)
 
     def _tell_of_outage(self, job: _Job, error: StoreAway) -> None:
@@ -298,12 +316,32 @@ def _until(timeout: float | None) -> float:
     return float("inf") if timeout is None else time.monotonic() + timeout
 
 
-def _received(news: SimpleQueue[News]) -> News:
-    """The main thread wakes up now and then: a signal that comes just before it waits can't interrupt the wait."""
-    while threading.current_thread() is threading.main_thread():
+def _pauses(timeout: float, longest: float) -> Iterator[float]:
+    """How long to wait for what the watch tells: until the timeout, and a little longer."""
+    while timeout > 0:
+        yield min(timeout, longest)
+        timeout -= longest
+    yield from repeat(GRACE_SECONDS / _PIECES, _PIECES)
+
+
+def _received(news: SimpleQueue[News], timeout: float | None) -> News | None:
+    """None: nothing was told in time.
+
+    The main thread wakes up now and then: a signal that comes just before it waits can't interrupt the wait.
+    """
+    longest = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else _LONGEST_PIECE
+    for pause in repeat(longest) if timeout is None else _pauses(timeout, longest):
         with suppress(Empty):
-            return news.get(timeout=SIGNAL_SECONDS)
-    return news.get()
+            return news.get(timeout=pause)
+    return None
+
+
+async def _awaited(future: asyncio.Future[News], timeout: float) -> News | None:
+    """None: nothing was told in time."""
+    for pause in _pauses(timeout, _LONGEST_PIECE):
+        if (await asyncio.wait([future], timeout=pause))[0]:
+            return future.result()
+    return None
 
 
 def _own(error: Exception) -> Exception:

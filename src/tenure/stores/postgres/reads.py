@@ -96,7 +96,7 @@ class PostgresReads(PostgresBase):
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         known = {job_id: mark for job_id, mark in seen.items() if is_id(job_id)}
         gone = [Update(each, GONE, None, None) for each in seen if each not in known and seen[each] != GONE]
-        rows = self._server.read(UPDATES, json_of(known), limit)
+        rows = self._server.fetch(UPDATES, json_of(known), limit)  # handlers and callers wait for it, not people
         return [*gone, *map(_update, rows)][:limit]
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
