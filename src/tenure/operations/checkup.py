@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tenure.config import Settings, redact
@@ -12,11 +13,11 @@ from tenure.core.lifecycle import State
 from tenure.operations.alerts import deliver_now
 from tenure.operations.problems import problems
 from tenure.operations.workers import Workforce, runs_user_jobs, stalls
-from tenure.ports import Notifier, QueueView, Store
+from tenure.ports import ANY, Notifier, QueueView, Store
 
 _MOST_COUNTED = 1000
 _LONG_QUEUED = 3600.0
-_EAR_SECONDS = 2.0
+_EAR_SECONDS = 7.0  #: a pooler that drops rings, or an address that swallows packets, is found after 5
 _LONG_READ = 1.0
 
 
@@ -77,15 +78,14 @@ def _latency(store: Store) -> Finding:
 
 def _notifier(settings: Settings, notifier: Notifier) -> Finding:
     """Reported, but not as a fault: without notifications jobs start later, and none is lost."""
-    try:
-        listener = notifier.listen()
+    with closing(notifier), closing(notifier.listen()) as listener:
+        polls = listener.fileno() is None  # then there is nothing to prove
         deadline = time.monotonic() + _EAR_SECONDS
-        while listener.drain() and not notifier.problem() and time.monotonic() < deadline:
-            time.sleep(0.02)  # while it only reports its own polls, nothing was received, so nothing is proved
+        while not polls and ANY in listener.drain() and not notifier.problem():  # it only reports its own polls
+            if time.monotonic() > deadline:
+                return Finding(True, "notifier", f"polling: no ring has arrived within {spell(_EAR_SECONDS)}")
+            time.sleep(0.02)
         problem = notifier.problem()
-        listener.close()
-    finally:
-        notifier.close()
     named = redact(settings.notifier)
     return Finding(True, "notifier", f"polling: {redact(problem)}" if problem else f"{named}: no problem")
 
