@@ -120,6 +120,7 @@ def test_a_process_that_was_cut_off_tries_again_though_the_last_words_of_the_ser
 ) -> None:
     """A write on the line that the server has closed can discard what it had sent: then there is no code."""
     asked = list[int]()
+    other.autocommit = True
 
     def step(connection: server.Connection) -> str:
         pid = connection.info.backend_pid

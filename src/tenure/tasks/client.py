@@ -312,11 +312,7 @@ class Client:
             return self.store.fetch(Text("result", job.id, "", update.result or "null"))
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
-        why = _why_queued(self.store, job) if job.state is State.QUEUED else ""
-        if job.state is State.SCHEDULED and job.attempt:
-            why = _why_again(self.store, job)
-        if job.state is State.WAITING:
-            why = _why_waiting(self.store, job.id)
+        why = _why(self.store, job)
         if self.in_test:
             later = ", after queue.advance(…)" if job.state is State.SCHEDULED else ""
             why += f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
@@ -408,6 +404,19 @@ def _in_time(store: Store, job_id: str, timeout: float | None) -> Generator[None
         raise StoreAway(
             f"{redact(store.url)} does not answer: after {spell(waited)} nothing is known of job {job_id}"
         ) from None
+
+
+def _why(store: Store, job: Status) -> str:
+    """The end of a sentence that says why a job has not begun; empty if that is not known."""
+    match job.state:
+        case State.QUEUED:
+            return _why_queued(store, job)
+        case State.SCHEDULED if job.attempt:
+            return _why_again(store, job)
+        case State.WAITING:
+            return _why_waiting(store, job.id)
+        case _:
+            return ""
 
 
 def _why_queued(store: Store, job: Status) -> str:

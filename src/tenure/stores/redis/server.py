@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any, Protocol, TypeVar, cast
 
 from redis import exceptions
@@ -233,28 +234,22 @@ class Server:
         yield from self._nodes
 
     def _ask_sentinel(self, address: Address) -> Any:
-        connection = self._new(address, self._place.sentinel_login, "tenure", SENTINEL_SECONDS, SENTINEL_SECONDS)
+        connection = self._new(address, self._place.sentinel_login, "tenure", SENTINEL_SECONDS)
         try:
             connection.connect()
             return _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
         finally:
             connection.disconnect()
 
-    def _new(
-        self,
-        address: Address,
-        login: Mapping[str, Any],
-        name: str,
-        connect_seconds: float = CONNECT_SECONDS,
-        answer_seconds: float = ANSWER_SECONDS,
-    ) -> Connection:
+    def _new(self, address: Address, login: Mapping[str, Any], name: str, most: float = inf) -> Connection:
+        """`most`: seconds to be connected, and for each answer, if less than the usual ones."""
         shared: dict[str, Any] = {
             **login,
             "client_name": name,
             "protocol": 2,
             "decode_responses": True,
-            "socket_timeout": answer_seconds,
-            "socket_connect_timeout": connect_seconds,
+            "socket_timeout": min(ANSWER_SECONDS, most),
+            "socket_connect_timeout": min(CONNECT_SECONDS, most),
         }
         host, port = address
         if not port:
