@@ -132,12 +132,12 @@ def offloaded(folder: Path) -> Callable[[Clock], Store]:
     return lambda clock: fetching(make(clock), folder)
 
 
-STORES = [memory, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
-SEALED = pytest.param(sealed, marks=pytest.mark.thorough)
-OFFLOADED = pytest.param(offloaded, marks=pytest.mark.thorough)
+STORES = [memory, sqlite, postgres, redis, *([redis_7] if redis_is_here() else [])]
+#: What the stores do in another place, or behind something: only `make test-all` asks all of it again.
+VARIANTS = [pytest.param(each, marks=pytest.mark.thorough) for each in (redis_cluster, sealed, offloaded)]
 
 
-@pytest.fixture(params=[*STORES, SEALED, OFFLOADED], ids=lambda make: make.__name__)
+@pytest.fixture(params=[*STORES, *VARIANTS], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Empty worlds. They are closed after the test, and must leave no thread behind."""
     before = set(living_threads())
@@ -249,7 +249,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         return
     config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
-    items[:] = chosen
+    items[:] = chosen if config.getoption("rest") else _long_ones_early(chosen)
+
+
+def _long_ones_early(items: list[pytest.Item]) -> list[pytest.Item]:
+    """One that begins as the last would keep the run waiting. xdist deals out the first quarter at once: among it."""
+    long, others = [each for each in items if _is_slow(each)], [each for each in items if not _is_slow(each)]
+    places = [*enumerate(others), *((at * len(others) / (4 * len(long)), each) for at, each in enumerate(long))]
+    return [each for _, each in sorted(places, key=lambda place: place[0])]
 
 
 def pytest_collection_finish() -> None:

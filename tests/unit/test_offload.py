@@ -684,6 +684,21 @@ def test_what_is_written_again_while_others_are_deleted_is_not_swept(
     assert (walk(store), bucket.objects()) == (2, [last])
 
 
+def test_nothing_is_stored_in_place_of_a_folder_that_is_not_mounted(store: OffloadStore, bucket: Moody) -> None:
+    put(store, payload=json_of(5000))  # of a new store the folder is made
+    walk(store)
+    share = bucket.root.rename(bucket.root.with_name("share"))
+
+    for call in (lambda: put(store, payload=json_of(5001)), lambda: walk(store)):
+        with pytest.raises(BucketAway, match="is not there, and this store has kept its values in it: is it mounted"):
+            call()
+    assert not bucket.root.exists()
+
+    share.rename(bucket.root)
+    put(store, payload=json_of(5001))
+    assert len(bucket.objects()) == 2
+
+
 def test_a_store_from_the_backup_of_yesterday_has_its_values(tmp_path: Path, bucket: Moody) -> None:
     from tenure.stores.sqlite import SqliteStore
 

@@ -44,7 +44,7 @@ from tenure.ports import (
 )
 from tenure.stores.inline import told
 from tenure.stores.offload.bucket import CALL_SECONDS, Bucket, bucket_of, headline
-from tenure.stores.offload.sweep import VALUES, Sweep, Swept
+from tenure.stores.offload.sweep import VALUES, Sweep, Swept, refuse_missing
 from tenure.stores.rules import check_text
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class OffloadStore:
 
     def _write(self, name: str, value: str) -> None:
         began, data = monotonic(), value.encode()
+        refuse_missing(self.beneath, self.bucket)
         try:
             self.bucket.put(name, data)
         except Exception as error:

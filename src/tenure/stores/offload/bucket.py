@@ -31,6 +31,10 @@ class Entry(NamedTuple):
 class Bucket(Protocol):
     """Objects by name, in folders: `values/3f/…`. Any call may raise what its library raises."""
 
+    def is_missing(self) -> bool:
+        """Would the first object make the bucket? So it is where a network file system is not mounted."""
+        ...
+
     def put(self, name: str, data: bytes) -> None:
         """Write the object, over one of the same name; when this returns, it survives a power failure."""
         ...
@@ -56,6 +60,9 @@ class Folder:
 
     def __str__(self) -> str:
         return f"the folder {self._path}"
+
+    def is_missing(self) -> bool:
+        return not self._path.is_dir()
 
     def put(self, name: str, data: bytes) -> None:
         path = self._path / name
@@ -148,6 +155,9 @@ class Remote:
 
     def __str__(self) -> str:
         return self._url
+
+    def is_missing(self) -> bool:
+        return False
 
     def put(self, name: str, data: bytes) -> None:
         self._store.put(name, data)

@@ -30,6 +30,15 @@ _NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f-]{36}\.[0-9a-f]{64}")  #: other files a
 _NOTE, _STORE, _OWNER = "offload:swept", "offload:store", "store/of/these"
 
 
+def refuse_missing(store: Store, bucket: Bucket) -> None:
+    """Raise BucketAway if the bucket would be made anew although a walk has found it before."""
+    if bucket.is_missing() and store.notes(_STORE):
+        raise BucketAway(
+            f"{bucket} is not there, and this store has kept its values in it: is it mounted? If a new one is to take "
+            "its place, make the folder"
+        )
+
+
 class Swept(NamedTuple):
     """What a walk did. `unnamed`: how many objects no row names; they are kept until that has been so for the grace."""
 
@@ -78,6 +87,7 @@ class Sweep:
         """One step of a walk, due or not. False: that was the last one."""
         try:
             if self._after is None:
+                refuse_missing(self._store, self._bucket)
                 self._check_owner()
                 self.done = Swept()
             after = self._after or ""

@@ -453,7 +453,7 @@ class Transaction:
                 self._connection.reached = True
         status = self._connection.pgconn.transaction_status
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
-            if commit:
+            if commit and os.getpid() == self.server.pid:
                 raise StoreAway(_BROKEN)
             return
         if commit and status == pq.TransactionStatus.INTRANS:
