@@ -6,10 +6,12 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event, Semaphore
+from time import time
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -27,7 +29,7 @@ from tenure.maintenance.roster import Lag
 from tenure.maintenance.wait_check import WaitCheck
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
+from tenure.operations.alerts import KEPT_SECONDS, NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
 from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, of_duties
 from tenure.operations.sinks import OLDER, QUEUE, TASK, Incident, Message, Undelivered, open_sinks, signature
@@ -622,7 +624,7 @@ def test_each_sink_is_told_once_whichever_processes_have_it(scene: Scene, caplog
     scene.passes(61)
     for watch in (cron, third, supervisors, cron):
         watch.look()
-    assert sinks_told(scene) == [(hook, "opened"), (other, "opened")]
+    assert sorted(sinks_told(scene)) == [(hook, "opened"), (other, "opened")]
 
     scene.worker("mail")
     for _ in range(5):
@@ -691,6 +693,18 @@ def test_a_sink_gets_the_end_after_the_beginning(scene: Scene) -> None:
     scene.ends(given_up, sender, Failed("refused", final=True))
     deliver.call(**messages[name, "incident.closed"][1])
     assert got[2:] == [("hook", "incident.closed")]
+
+
+def test_of_a_sink_that_was_taken_away_only_a_beginning_is_a_dead_letter(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time() + KEPT_SECONDS + 1.0
+    monkeypatch.setattr("tenure.operations.alerts.time", SimpleNamespace(time=lambda: ahead))
+    deliver = delivery(scene.settings, {}, scene.store)
+
+    deliver.call(sink="0badcafe", to="slack://…", message=replace(message(), type="incident.closed"))
+    with pytest.raises(Fail, match="no process has had slack://… configured"):
+        deliver.call(sink="0badcafe", to="slack://…", message=message())
 
 
 def test_a_problem_that_comes_and_goes_is_told_once(scene: Scene) -> None:

@@ -100,6 +100,22 @@ def test_of_callers_on_one_event_loop_one_makes_it(tmp_path: Path) -> None:
     assert total == next(pages for pages, flow in zip((3, 5, 7), flows, strict=True) if flow.created)
 
 
+def test_one_that_its_own_transaction_has_made_knows_its_steps(tmp_path: Path) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db")
+    combined = jobs.task(name="combine")(combine)
+
+    def made(tx: object) -> Flow:
+        with jobs.flow("nightly", unique="day:1", tx=tx) as flow:
+            step = flow.add(combined.using(unique="all").bind([1]))
+        ids.append(step.handle.id)
+        return flow
+
+    ids = list[object]()
+    with jobs, jobs.transaction() as tx:
+        assert [made(tx).created, made(tx).created] == [True, False]
+    assert len(set(ids)) == 1
+
+
 def test_one_whose_reply_is_lost_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
     with jobs:

@@ -686,6 +686,26 @@ def test_a_job_that_stands_for_a_step_does_so_in_every_attempt(queue: TestQueue,
     assert len(queue.enqueued(double)) == 1 + others
 
 
+def test_a_step_whose_job_is_its_own_is_that_whatever_was_recorded(queue: TestQueue) -> None:
+    """The record may be of an attempt whose transaction was undone: it had found another job for the step."""
+    other, found = double.enqueue(1), list[Any]()
+    assert other.cancel("enough")
+
+    @jobs.task
+    def maker(job: Job) -> int:
+        with job.flow("f") as flow:
+            job._attempt.record(flow._record, f'{{"1":"{other.id}"}}')  # type: ignore[attr-defined]
+            step = flow.add(double.using(unique="one").bind(1))
+            flow.add(double.bind(step.output))
+        found.append(step.handle.id)
+        return job.join(step).value
+
+    handle = maker.enqueue()
+    queue.drain()
+
+    assert (handle.result("0s"), len(found), len(set(found))) == (2, 2, 1)
+
+
 def test_a_flow_made_by_another_call_does_not_know_which_job_stands_for_a_step(queue: TestQueue) -> None:
     double.using(unique="one", delay="1h").enqueue(1)
 

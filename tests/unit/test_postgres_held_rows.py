@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from itertools import count
 from math import inf
 from pathlib import Path
 from pkgutil import resolve_name
@@ -30,6 +31,7 @@ from tenure.ports import Busy, Landed, Progress
 from tenure.ports.schedules import Change
 from tenure.stores.postgres import PostgresStore, base, server, steps, workers
 from tenure.stores.postgres import jobs as verbs
+from tenure.stores.postgres.deadlines import Silent
 from tenure.tasks.client import Client
 from waiting import until
 
@@ -141,6 +143,22 @@ def test_a_process_that_was_cut_off_tries_again_though_the_last_words_of_the_ser
     with pytest.raises(StoreAway):  # at once: that was no stop of this process
         store._locking(breaks, sent=0)
     assert asked.count(0) == 1
+
+
+def test_a_server_that_does_not_answer_is_not_asked_again(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still be at work, with its locks: another try would wait for them."""
+    boot, asked = count(0.0, 60.0), list[int]()
+    monkeypatch.setattr(base, "monotonic", lambda: next(boot))
+
+    def silent(connection: server.Connection) -> None:
+        asked.append(1)
+        raise Silent("no answer in 8s")
+
+    with pytest.raises(StoreAway, match="no answer in 8s"):
+        store._locking(silent, sent=0)
+    assert len(asked) == 1
 
 
 def test_a_claim_that_was_given_none_of_the_jobs_it_chose_chooses_again(

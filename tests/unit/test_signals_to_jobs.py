@@ -182,61 +182,92 @@ def test_after_a_time_out_without_a_default_a_replay_waits_anew() -> None:
         assert handle.result("0s") == "ada"
 
 
-DIED, OTHER = ("crashed", "the worker died"), ("failed", "another error")
-
-
 @pytest.mark.parametrize(
-    ("ends", "failures", "anew"),
+    ("ends", "anew"),
     [
-        pytest.param([DIED], 0, False, id="its process died before the time-out ended the job"),
-        pytest.param([DIED, ("failed", LATE)], 0, True, id="the attempt after that one told it"),
-        pytest.param([("failed", LATE)], 0, True, id="it died of it"),
-        pytest.param([OTHER], 0, True, id="it died of it, and told it in other words"),
-        pytest.param([DIED, OTHER], 0, True, id="so did the attempt after a crash"),
-        pytest.param([OTHER, OTHER], 1, True, id="it has failed since it was replayed"),
-        pytest.param([OTHER], 1, False, id="the handler caught the time-out, and is tried again"),
-        pytest.param([OTHER, OTHER], 2, False, id="twice"),
-        pytest.param([("suspended", ""), OTHER], 0, False, id="the handler caught the time-out, and waited on"),
-        pytest.param([], 0, True, id="nothing is kept of it"),
+        pytest.param([("crashed", "the worker died")], False, id="its process died before the time-out ended the job"),
+        pytest.param([("crashed", "the worker died"), ("failed", LATE)], True, id="the attempt after that one told it"),
+        pytest.param([("failed", LATE)], True, id="it died of it"),
+        pytest.param([("failed", "another error")], False, id="the handler caught the time-out"),
+        pytest.param([], True, id="nothing is kept of it"),
     ],
 )
-def test_a_job_waits_anew_if_it_died_of_the_time_out(ends: list[tuple[str, str]], failures: int, anew: bool) -> None:
+def test_a_job_waits_anew_if_it_died_of_the_time_out(ends: list[tuple[str, str]], anew: bool) -> None:
     asked = asked_for(needed, "approved", Approval, "1h", MISSING, None, shared=False)
     attempts = [
         SimpleNamespace(attempt=2 + number, outcome=outcome, error=error)
         for number, (outcome, error) in enumerate([("suspended", ""), *ends], start=-1)
     ]
-    store, claimed = (
-        SimpleNamespace(attempts=lambda _: attempts),
-        SimpleNamespace(id="an id", attempt=9, failures=failures),
-    )
+    store, claimed = SimpleNamespace(attempts=lambda _: attempts), SimpleNamespace(id="an id", attempt=9)
 
     assert asked.is_anew('{"attempt":2}', cast(Claimed, claimed), cast(Store, store)) is anew
 
 
-@jobs.task(signals={"approved": Approval})
-def translates(job: Job) -> str:
+@jobs.task(signals={"approved": Approval}, retry=1)
+def translates(job: Job, how: str) -> str:
     try:
         return job.expect("approved", Approval, timeout="1h").by
     except Fail as late:
-        raise Fail("nobody approved the order", final=True) from late
+        if how == "a Fail":
+            raise Fail("nobody approved the order", final=True)  # noqa: B904
+        if how == "from it":
+            raise LookupError("nobody approved the order") from late
+        raise ExceptionGroup("nobody approved the order", [OSError("the mail server is down"), late]) from None
 
 
-def test_a_replay_waits_anew_where_the_handler_told_the_time_out_in_its_own_words() -> None:
+@jobs.task(signals={"approved": Approval, "paid": str})
+async def both(job: Job, how: str) -> str:
+    async with asyncio.TaskGroup() as group:
+        approved = group.create_task(job.aexpect("approved", Approval, timeout="1h"))
+        group.create_task(job.aexpect("paid", str, timeout="1h"))
+    return approved.result().by
+
+
+@pytest.mark.parametrize("how", ["a Fail", "from it", "in a group", "two signals"])
+def test_a_replay_waits_anew_however_the_handler_told_the_time_out(how: str) -> None:
     with jobs.testing() as queue:
-        handle = translates.enqueue()
+        handle = (both if how == "two signals" else translates).enqueue(how)
         for _ in range(3):
             queue.drain()
-            queue.assert_waiting(handle, signal="approved")
+            queue.assert_waiting(handle)
             queue.advance("1h")
-            with pytest.raises(Fail, match="nobody approved the order"):
+            with pytest.raises(BaseException, match=r"nobody approved the order|unhandled errors in a TaskGroup"):
                 queue.drain()
             assert isinstance(queue._store.replay([str(handle.id)])[str(handle.id)], Landed)
         queue.drain()
         handle.signal("approved", Approval("ada"))
+        if how == "two signals":
+            handle.signal("paid", "yes")
         queue.drain()
 
         assert handle.result("0s") == "ada"
+
+
+@jobs.task(signals={"approved": Approval}, retry=1)
+def refunds(job: Job, fails: list[int]) -> str:
+    try:
+        return job.expect("approved", Approval, timeout="1h").by
+    except Fail:
+        asked.append("refunded")
+        if len(asked) in fails[:1]:
+            raise OSError("the mail server is down")  # noqa: B904
+    if len(asked) in fails[1:]:
+        raise OSError("the disk is full")
+    return "refunded"
+
+
+def test_a_replay_of_a_job_that_dealt_with_the_time_out_does_not_wait_anew() -> None:
+    with jobs.testing() as queue:
+        handle = refunds.enqueue([1, 2])
+        queue.drain()
+        queue.advance("1h")
+        for error in ("the mail server is down", "the disk is full"):
+            with pytest.raises(OSError, match=error):
+                queue.drain()
+            assert isinstance(queue._store.replay([str(handle.id)])[str(handle.id)], Landed)
+        queue.drain()
+
+        assert handle.result("0s") == "refunded"
 
 
 @jobs.task(signals={"approved": Approval, "go": int})

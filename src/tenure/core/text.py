@@ -10,6 +10,9 @@ UPGRADE = "upgrade Tenure (git pull, then pip install . in its checkout)"
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
+MAX_ERROR = 16_384  #: characters of an error kept with the job
+
+
 def clean(text: str, limit: int) -> str:
     """Text that every store can keep: NUL and lone surrogates replaced, at most `limit` characters.
 

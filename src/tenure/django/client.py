@@ -36,6 +36,10 @@ class DjangoClient(Client):
         self._joins = kind == "postgresql" and alias is not None and connections[alias].vendor == "postgresql"
         self._testing = kind == "memory"
 
+    def joins(self) -> bool:
+        """Is a transaction open?"""
+        return self._open_transaction() is not None
+
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False, again: bool = False
     ) -> list[Enqueued]:

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from random import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -51,7 +52,6 @@ LAST_SECONDS = 15.0  #: longest delay of process exit by a running delivery or a
 #: quick succession, for a receiver that restarts.
 PATIENCE = Retry(200, base="1s", cap="15m")
 KEPT_SECONDS = 86_400.0
-BEFORE = timedelta(seconds=20)  #: pause before another attempt to send an end whose beginning was not delivered
 SHARE = 100.0  #: each check is followed by a pause this many times as long, which bounds its load on the store
 
 _log = logger("tenure.alerts")
@@ -159,7 +159,8 @@ class Watch:
         """An older release may deliver it, so it has a kind known there; `deliver` reads the true kind from the key."""
         data = replace(message.data, kind=OLDER.get(message.data.kind, message.data.kind))
         message = replace(message, data=data)
-        return self._task.bind(sink=sink, to=label, message=message).draft()
+        draft = self._task.bind(sink=sink, to=label, message=message).draft()
+        return draft if message.type == "incident.closed" else draft.but(id=_beginning(message.data.id, sink))
 
 
 def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Problem]:
@@ -237,15 +238,16 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink], store: Store) -> Tas
     """
 
     def deliver(job: Job, sink: str, to: str, message: Message) -> None:
+        waited = time.time() - job.enqueued_at.timestamp()
+        pause = timedelta(seconds=min(max(5.0, waited / 4), 600.0))
         if sink not in sinks:
-            waited = time.time() - job.enqueued_at.timestamp()
+            if waited > KEPT_SECONDS and message.type == "incident.closed":
+                return  # the sink was taken away meanwhile
             if waited > KEPT_SECONDS:
                 raise Fail(f"no process has had {to} configured in its alerts for {ago(waited)}", final=True)
-            raise Snooze(
-                timedelta(seconds=min(max(5.0, waited / 4), 600.0)), f"{to} is not configured in this process's alerts"
-            )
-        if message.type == "incident.closed" and _beginning_waits(store, sink, message.data.id):
-            raise Snooze(BEFORE, f"{to} has not got the beginning of this incident yet")
+            raise Snooze(pause, f"{to} is not configured in this process's alerts")
+        if message.type == "incident.closed" and _is_on_its_way(store, _beginning(message.data.id, sink)):
+            raise Snooze(pause, f"{to} has not got the beginning of this incident yet")
         try:
             data = replace(message.data, kind=message.data.key.partition(":")[0])
             sinks[sink].send(str(job.id), replace(message, data=data))
@@ -377,36 +379,22 @@ def deliver_now(
 
 
 def _undelivered(store: Store, sinks: Mapping[str, Sink]) -> set[str]:
-    return {job.id for job, given in _pending(store) if given.sink in sinks}
+    jobs = store.search(Filter(states=LIVE, queue=QUEUE), limit=1000, within=MOST_LOOKED_AT).jobs
+    return {job.id for job in jobs if _sink_of(job) in sinks}
 
 
-def _beginning_waits(store: Store, sink: str, incident: str) -> bool:
-    return any(
-        given.sink == sink and given.message.type == "incident.opened" and given.message.data.id == incident
-        for _, given in _pending(store)
-    )
+def _sink_of(job: JobView) -> str:
+    """Empty if its payload can't be read here: a release that rotated keys encrypted it."""
+    given: object = msgspec.json.decode(job.payload)
+    return str(cast("dict[str, object]", given).get("sink", "")) if isinstance(given, dict) else ""
 
 
-class _Data(msgspec.Struct):
-    id: str = ""
+def _beginning(incident: str, sink: str) -> str:
+    """The id of the job that tells this sink of the beginning: derived, so that the end's job finds it."""
+    own = sha256(f"{incident}\n{sink}".encode()).hexdigest()
+    return f"{incident[:14]}8{incident[15:18]}-8{own[:3]}-{own[3:15]}"  # in the order of the incidents
 
 
-class _Sent(msgspec.Struct):
-    type: str = ""
-    data: _Data = msgspec.field(default_factory=_Data)
-
-
-class _Given(msgspec.Struct):
-    """What a delivery's arguments are read for."""
-
-    sink: str = ""
-    message: _Sent = msgspec.field(default_factory=_Sent)
-
-
-def _pending(store: Store) -> Iterable[tuple[JobView, _Given]]:
-    """The jobs that deliver messages. One whose payload can't be read here, since it is encrypted, has no sink."""
-    for job in store.search(Filter(states=LIVE, queue=QUEUE), limit=1000, within=MOST_LOOKED_AT).jobs:
-        try:
-            yield job, msgspec.json.decode(job.payload, type=_Given)
-        except msgspec.ValidationError:
-            yield job, _Given()
+def _is_on_its_way(store: Store, job_id: str) -> bool:
+    job = store.get(job_id)
+    return job is not None and job.state in LIVE

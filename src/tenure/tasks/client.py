@@ -110,9 +110,7 @@ class Client:
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False, again: bool = False
     ) -> list[Enqueued]:
-        """Store all of them or none; Redis may store some of more than 200.
-
-        While the store is unavailable, this is retried: the ids make it idempotent.
+        """Store all of them or none; Redis may store some of more than 200. Retried while the store is unavailable.
 
         `shared`: others wait for this thread. StoreBusy is then raised at once, so that one caller does not delay them.
         `again`: an earlier try may have stored them.
@@ -147,6 +145,10 @@ class Client:
             answers = _own_as_created(drafts, answers)
         self._announce(drafts, answers)
         return answers
+
+    def joins(self) -> bool:
+        """Does `enqueue` without `tx` join a transaction that the calling code has open?"""
+        return False
 
     def enqueue_apart(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         """`enqueue`, but never with a transaction that the calling code has open."""

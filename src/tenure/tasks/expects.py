@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from tenure.core.durations import Duration, seconds
+from tenure.core.lifecycle import Failed, Outcome
 from tenure.core.retry import Fail
+from tenure.core.text import MAX_ERROR, clean
 from tenure.errors import InvalidOption
 from tenure.ports import Claimed, Store
 from tenure.tasks.job import MISSING
@@ -16,6 +20,13 @@ from tenure.tasks.task import Task
 from tenure.tasks.texts import valid_key
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class TooLate(Fail):
+    """The time-out of a signal without a default, which ends the job."""
+
+    def __init__(self, late: str) -> None:
+        super().__init__(late, final=True)
 
 
 class Asked(NamedTuple):
@@ -39,7 +50,7 @@ class Asked(NamedTuple):
     def heard(self, record: str) -> Any:
         """The value, or the default. Without a default a time-out raises a final Fail."""
         if self.is_fatal(record):
-            raise Fail(self.late, final=True)
+            raise TooLate(self.late)
         value = _decode(record).get("value")
         return self.default if value is None else fitting(self.what, self.kind, bytes(value).decode())
 
@@ -50,10 +61,8 @@ class Asked(NamedTuple):
     def is_anew(self, record: str, claimed: Claimed, store: Store) -> bool:
         """Did an earlier attempt die of this time-out? Then its job was replayed, and waits once more.
 
-        It did if its error names the time-out, or if it was the attempt that had it, or the next one after a crash: a
-        handler may have told it in its own words, or beside others. A handler that caught the time-out, and waited for
-        something else, is not to wait for it a second time; nor is a job whose process died between the time-out and
-        its end, which a later attempt then tells.
+        A handler that caught the time-out, and went on, is not to wait for it a second time; nor is a job whose process
+        died between the time-out and its end, which a later attempt then tells.
         """
         if not self.is_fatal(record):
             return False
@@ -61,13 +70,34 @@ class Asked(NamedTuple):
         if number == claimed.attempt:
             return False
         ends = [each for each in store.attempts(claimed.id) if each.attempt >= number]
-        if not ends or any(self.late in each.error for each in ends):
-            return True
-        told = next((each for each in ends if each.outcome not in ("crashed", "released")), None)
-        if told is None or told.outcome != "failed":
-            return False
-        # Only a replay takes failures back: without one, those since then and that one would have been counted.
-        return claimed.failures <= sum(each.outcome == "failed" and each.attempt > told.attempt for each in ends)
+        return not ends or any(self.late in each.error for each in ends)  # `with_late` sees to that
+
+
+def with_late(outcome: Outcome | None, error: BaseException, unseen: Iterable[str]) -> Outcome | None:
+    """The same outcome; a failure names each time-out that it came of, so that a replay waits again.
+
+    The handler may have told them in its own words: in a Fail, in an error raised `from` one, or in a group.
+    `unseen`: those of tasks that were cancelled beside another one.
+    """
+    if not isinstance(outcome, Failed):
+        return outcome
+    late = dict.fromkeys([*_late_in(error), *unseen])
+    untold = "".join(f"\n{each}" for each in late if each not in outcome.error)
+    return replace(outcome, error=clean(outcome.error, MAX_ERROR - len(untold)) + untold) if untold else outcome
+
+
+def _late_in(error: BaseException) -> Iterator[str]:
+    found, seen = list[BaseException | None]([error]), set[int]()
+    while found:
+        each = found.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, TooLate):
+            yield each.reason
+        if isinstance(each, BaseExceptionGroup):
+            found += cast("BaseExceptionGroup[BaseException]", each).exceptions
+        found += [each.__cause__, each.__context__ if isinstance(each, Fail) else None]
 
 
 def asked_for(

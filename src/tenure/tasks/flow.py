@@ -21,10 +21,10 @@ import msgspec
 from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
 from tenure.errors import FlowMade, InvalidArguments, InvalidOption, TenureError
-from tenure.ports import Draft, Enqueued, Links, Store
+from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
-from tenure.tasks.handle import AppPort, JobHandle, R_co
+from tenure.tasks.handle import AppPort, ClientPort, JobHandle, R_co
 from tenure.tasks.loops import refuse_on_loop, settled
 from tenure.tasks.placeholders import Placeholder, Source, Until, marker, shaped_like_a_marker, with_markers
 from tenure.tasks.task import NewJob, common_tx
@@ -233,27 +233,31 @@ class Flow:
             raise InvalidOption(f"the flow {self.name!r} has no steps: add them with flow.add(task.bind(…))")
         return error is None
 
-    def _was_made(self, store: Store) -> None:
-        held = self._recorded()
+    def _was_made(self, client: ClientPort) -> None:
+        held, joins = self._recorded(), self._joins(client)
         for number, (step, draft) in enumerate(zip(self._steps, self._drafts, strict=True), 1):
-            job_id = held.get(number, draft.id)
-            step.known(None if job_id == draft.id and draft.unique and store.get(job_id) is None else job_id)
+            # What this transaction has stored, no read finds. The record may be that of a transaction that was undone.
+            own = joins or not draft.unique or client.store.get(draft.id) is not None
+            step.known(draft.id if own else held.get(number))
 
-    def _is_all_of_others(self, store: Store) -> bool:
+    def _is_all_of_others(self, client: ClientPort) -> bool:
         """Did an earlier attempt find other jobs for all steps? No store knows that flow, since it has no job of it."""
         held = self._recorded()
-        if len(held) < len(self._steps) or any(store.get(job_id) is None for job_id in held.values()):
+        if len(held) < len(self._steps) or any(client.store.get(job_id) is None for job_id in held.values()):
             return False
-        self._was_made(store)
+        self._was_made(client)
         return True
 
-    def _stored(self, answers: Sequence[Enqueued]) -> None:
+    def _joins(self, client: ClientPort) -> bool:
+        return self._common_tx() is not None or client.joins()
+
+    def _stored(self, client: ClientPort, answers: Sequence[Enqueued]) -> None:
         self.created = any(answer.created for answer in answers)
         for step, answer in zip(self._steps, answers, strict=True):
             step.stored(answer)
         drafts = enumerate(zip(self._drafts, answers, strict=True), 1)
         held = {number: answer.id for number, (draft, answer) in drafts if answer.id != draft.id}
-        if held and self._records is not None and self._common_tx() is None:
+        if held and self._records is not None and not self._joins(client):
             self._records.record(self._record, msgspec.json.encode(held).decode())
 
     def _recorded(self) -> dict[int, str]:
@@ -276,12 +280,12 @@ class Flow:
         if not self._leave(error):
             return
         client = self._app.client()
-        if self._is_all_of_others(client.store):
+        if self._is_all_of_others(client):
             return
         try:
-            self._stored(client.enqueue(self._drafts, tx=self._common_tx()))
+            self._stored(client, client.enqueue(self._drafts, tx=self._common_tx()))
         except FlowMade:
-            self._was_made(client.store)
+            self._was_made(client)
 
     async def __aenter__(self) -> Self:
         return self._begin()
@@ -290,14 +294,14 @@ class Flow:
         if not self._leave(error):
             return
         client = await self._app.aclient()
-        if self._records is not None and await settled(partial(self._is_all_of_others, client.store)):
+        if self._records is not None and await settled(partial(self._is_all_of_others, client)):
             return
         try:
             answers = await client.aenqueue(self._drafts, tx=self._common_tx())
         except FlowMade:
-            await settled(partial(self._was_made, client.store))
+            await settled(partial(self._was_made, client))
         else:
-            await settled(partial(self._stored, answers))
+            await settled(partial(self._stored, client, answers))
 
 
 class WithFlows:

@@ -47,6 +47,10 @@ class ClientPort(Protocol):
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 
+    def joins(self) -> bool:
+        """Does `enqueue` without `tx` join a transaction that the calling code has open?"""
+        ...
+
     def enqueue_apart(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         """Never with a transaction that the calling code has open."""
         ...

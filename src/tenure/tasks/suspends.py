@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tenure.core.lifecycle import Failed, Suspended
-from tenure.core.retry import Fail
 
 
 class Suspends:
@@ -14,7 +13,7 @@ class Suspends:
 
     def __init__(self) -> None:
         self.waits: list[Suspended] = []
-        self.fail: Fail | None = None  #: what ends the job instead, even if the handler never saw it
+        self.late: list[str] = []  #: time-outs that end the job instead, even if the handler never saw them
 
     def add(self, outcome: Suspended) -> Suspend:
         self.waits.append(outcome)
@@ -31,8 +30,8 @@ class Suspends:
         The signal that times out first comes first, and before the jobs that are joined. A gathered job is waited for
         from when it is stored: a time-out meanwhile is seen only after its end.
         """
-        if self.fail is not None:
-            return Failed(self.fail.reason, final=True)
+        if self.late:
+            return Failed("\n".join(self.late), final=True)
         signals = [each for each in self.waits if each.signal is not None]
         signals.sort(key=lambda each: float("inf") if each.timeout is None else each.timeout)
         first = (signals or self.waits)[0]

@@ -86,13 +86,13 @@ class Waits:
         self._attempt = attempt
         self._active, self._lock = set[str](), Lock()
         self._gathered = Gathered()
-        self._suspends = Suspends()
+        self.suspends = Suspends()
         self._too_late = set[str]()  #: names of waits whose time-out ends the job
 
     @property
     def suspended(self) -> Suspend | None:
         """What was raised in the handler, which must not swallow it."""
-        return self._suspends.first
+        return self.suspends.first
 
     # ── gather ──
 
@@ -314,7 +314,7 @@ class Waits:
                 raise
             except BaseException:  # cancelled, as beside a task that waits: the handler may never see the time-out
                 if asked.name in self._too_late:
-                    self._suspends.fail = Fail(asked.late, final=True)
+                    self.suspends.late.append(asked.late)
                 raise
 
     def _decide(self, key: str, asked: Asked) -> str:
@@ -375,7 +375,7 @@ class Waits:
             self._active.discard(place)
 
     def _suspend(self, outcome: Suspended) -> Suspend:
-        return self._suspends.add(outcome)
+        return self.suspends.add(outcome)
 
 
 def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Draft]:

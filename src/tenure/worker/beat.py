@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from tenure.core.lifecycle import Cancelled, Lease
-from tenure.core.text import clean
+from tenure.core.text import MAX_ERROR, clean
 from tenure.errors import StoreError
 from tenure.worker.attempts import Attempts
-from tenure.worker.executor import MAX_ERROR
 from tenure.worker.slots import Slots, woken
 
 RECENT_SECONDS = 1.0

@@ -35,10 +35,11 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.core.logs import logger
 from tenure.core.retry import Fail, Snooze
-from tenure.core.text import clean
+from tenure.core.text import MAX_ERROR, clean
 from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
 from tenure.events import Running, current
 from tenure.ports import Claimed, Store
+from tenure.tasks.expects import with_late
 from tenure.tasks.job import Job, Stopping
 from tenure.tasks.placeholders import may_have_markers
 from tenure.tasks.task import Task
@@ -56,7 +57,6 @@ from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, sig
 
 T = TypeVar("T")
 
-MAX_ERROR = 16_384  # characters of an error kept with the job
 NO_THREAD_SECONDS = 5.0  #: until the next try, where no thread can be started: another worker may run it meanwhile
 _log = logger("tenure.worker")
 
@@ -305,7 +305,10 @@ class Attempt(Reporting[Host]):
     def _raised(self, error: BaseException) -> Outcome | None:
         self.raised = error
         try:
-            return _told_of_the_swallow(self, error, _outcome_of(self, error))
+            outcome = with_late(
+                _outcome_of(self, error), error, () if self._waits is None else self._waits.suspends.late
+            )
+            return _told_of_the_swallow(self, error, outcome)
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
             told = [type(each).__name__ for each in (error, broken)]
             with suppress(BaseException):  # their own code may raise anything

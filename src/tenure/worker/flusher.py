@@ -9,7 +9,7 @@ from contextlib import suppress
 from operator import attrgetter
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State, outcome_name
-from tenure.core.text import clean
+from tenure.core.text import MAX_ERROR, clean
 from tenure.errors import BadData, StoreError
 from tenure.events import (
     UNKNOWN_TASK,
@@ -24,7 +24,7 @@ from tenure.events import (
 )
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Progress, Rescued, Ring
 from tenure.worker.access import Portion, halving
-from tenure.worker.executor import MAX_ERROR, Attempt
+from tenure.worker.executor import Attempt
 from tenure.worker.hand_over import HandOver
 from tenure.worker.keeping import Keeping
 from tenure.worker.progress import ProgressFlusher

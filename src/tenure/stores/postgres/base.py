@@ -13,6 +13,7 @@ from typing import LiteralString, TypeVar
 import psycopg
 
 from tenure.ports import Draft, Enqueued
+from tenure.stores.postgres.deadlines import Silent
 from tenure.stores.postgres.drafts import enqueue_steps
 from tenure.stores.postgres.joins import Rows
 from tenure.stores.postgres.server import Connection, Server, Steps, run
@@ -94,7 +95,8 @@ class PostgresBase:
                     committing = True
                     return answer
             except psycopg.OperationalError as error:
-                if committing or error.sqlstate is not None or monotonic() - began < patience:
+                told = error.sqlstate is not None or isinstance(error, Silent)
+                if committing or told or monotonic() - began < patience:
                     raise
                 # The server closed the line after its last words, which a write on that line can lose.
                 raise psycopg.errors.IdleInTransactionSessionTimeout(str(error)) from error

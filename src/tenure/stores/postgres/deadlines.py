@@ -28,6 +28,10 @@ from tenure.stores.postgres.joins import Rows
 T = TypeVar("T")
 
 
+class Silent(psycopg.OperationalError):
+    """The server has not answered in time. It may still be at work."""
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection with a time limit for answers."""
 
@@ -62,7 +66,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 self._answer_by = time.monotonic() + self._seconds
             elif time.monotonic() > self._answer_by:
                 self.close()
-                raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")
+                raise Silent(f"no answer in {self._seconds:g}s")
 
     def _sends(self) -> bool:
         """Has the other side acknowledged some of what it had not when we last asked?"""
@@ -85,7 +89,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         except StopIteration:
             return cursor.fetchall()
         except TimeoutError:
-            raise psycopg.OperationalError(f"no answer in {seconds:g}s") from None
+            raise Silent(f"no answer in {seconds:g}s") from None
         raise psycopg.OperationalError("the line accepts no more at once")
 
 

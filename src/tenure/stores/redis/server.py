@@ -209,10 +209,10 @@ class Server:
             return
         try:
             role = _ask(connection, "ROLE")[0]
-        except exceptions.NoPermissionError:
+        except exceptions.ResponseError:  # the user may not ask, or the command has another name
             if not self._place.service:
                 raise
-            return  # the Sentinels are believed, as before this was asked
+            return  # the Sentinels are believed
         if role == "slave":
             raise exceptions.ReadOnlyError("it is a replica")
 
