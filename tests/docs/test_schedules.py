@@ -37,7 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     report.write_text("#!/bin/sh\necho sent\n")
     report.chmod(0o755)
     tenure = tmp_path / "tenure"
-    tenure.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from tenure.cli.main import run; run()" "$@"\n')
+    tenure.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "from tenure.cli.main import run; run()" "$@"\n'
+    )
     tenure.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

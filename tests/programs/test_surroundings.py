@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 import pytest
@@ -59,6 +60,7 @@ def test_a_program_that_changes_its_folder_before_first_use_keeps_its_store_and_
 DEAF_TO_EXITS = (
     "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
 )
+PYTHON = shlex.quote(sys.executable)
 SURROUNDINGS = {
     "umask 077": "umask 077; exec {}",
     "umask 0": "umask 0; exec {}",
@@ -66,17 +68,17 @@ SURROUNDINGS = {
     "all closed": "exec {} <&- >&- 2>&-",
     "SIGINT ignored": "trap '' INT; exec {}",
     "SIGTERM ignored": "trap '' TERM; exec {}",
-    "SIGCHLD ignored": f"exec {sys.executable} -c '{DEAF_TO_EXITS}' {{}}",  # a shell would reset it
+    "SIGCHLD ignored": f"exec {PYTHON} -c '{DEAF_TO_EXITS}' {{}}",  # a shell would reset it
     "LANG=C": "LC_ALL=C LANG=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 exec {}",
     "no HOME": "unset HOME; exec {}",
 }
-TENURE = f"{sys.executable} -c 'from tenure.cli.main import run; run()'"
+TENURE = f"{PYTHON} -c 'from tenure.cli.main import run; run()'"
 
 
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
 def test_a_client_a_worker_and_a_guard_in_odd_surroundings(by_default: Programs, surroundings: str) -> None:
     commands = (
-        f"{sys.executable} -c '{ENQUEUE}'",
+        f"{PYTHON} -c '{ENQUEUE}'",
         f"{TENURE} worker app.py --until-empty",
         # from cron's folder a relative path would be another file, so a guard requires the whole path
         f"{TENURE} guard nightly --every 1d --url sqlite:///{by_default.folder}/tenure.db -- touch guarded",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", ["timeout", "signal"])
 def test_what_a_stopped_command_has_started_ends_before_the_guard_does(how: str, tmp_path: Path) -> None:
     options = ("--timeout", "3s", "--grace", "30s") if how == "timeout" else ("--grace", "30s")
-    guard = subprocess.Popen([*GUARD, *options, "--", "sh", "-c", f"{sys.executable} slow.py; true"])
+    guard = subprocess.Popen([*GUARD, *options, "--", "sh", "-c", f"{shlex.quote(sys.executable)} slow.py; true"])
     until((tmp_path / "begun").exists, "its command to begin")
     if how == "signal":
         guard.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src/tenure"
+SOURCE, TESTS = Path(__file__).parents[2] / "src/tenure", Path(__file__).parents[1]
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_CLASS = 300
 MOST_ENTRIES_AT_THE_TOP = 24
@@ -42,6 +42,13 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     arrows = {name: {each for each in _imports(path, set(files)) if each != name} for name, path in files.items()}
     assert "tenure.tasks.task" in arrows["tenure.tasks.job"]  # under TYPE_CHECKING
     TopologicalSorter(arrows).prepare()  # raises CycleError, which names the files
+
+
+def test_no_test_breaks_where_the_path_has_a_space() -> None:
+    """A shell would take the path of this Python for two words."""
+    bare = "{sys." + "executable}"
+    texts = {path.name: path.read_text("utf-8") for path in TESTS.rglob("*.py")}
+    assert [name for name, text in texts.items() if bare in text] == []
 
 
 def _module(path: Path) -> str:

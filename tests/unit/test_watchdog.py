@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +86,9 @@ def run(folder: Path, test: str, before: str = "", ended_after: float = 60.0) ->
     (tests / "conftest.py").write_text(CONFTEST % ended_after)
     (tests / "test_it.py").write_text(HEAD + test)
     (tests.parent / "pytest.ini").write_text("[pytest]\ntimeout = 120\n")
-    command = f"{before}export TESTS_PID=$$; exec '{sys.executable}' '{tests}/run.py' everyday -p no:cacheprovider"
+    command = (
+        f"{before}export TESTS_PID=$$; exec {shlex.quote(sys.executable)} '{tests}/run.py' everyday -p no:cacheprovider"
+    )
     env = {**os.environ, "TESTS_MINUTES": "", "TENURE_URL": "sqlite:///nowhere.db"}
     ended = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False, timeout=110)
     return ended.returncode, ended.stdout + ended.stderr
@@ -155,7 +158,7 @@ def test_children_start_as_from_a_fresh_shell(tmp_path: Path, before: str) -> No
 
 def test_an_interrupt_is_one_also_where_the_shell_ignored_it() -> None:
     code = "import signal, watchdog; watchdog.start_afresh(); print(signal.getsignal(signal.SIGINT).__name__)"
-    command = ["sh", "-c", f"trap '' INT; exec '{sys.executable}' -c '{code}'"]
+    command = ["sh", "-c", f"trap '' INT; exec {shlex.quote(sys.executable)} -c '{code}'"]
 
     said = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=True).stdout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_what_an_app_leaves_running_is_waited_for_until_it_is_told_to_end_once_m
 
 def test_a_browser_that_does_not_return_before_it_has_the_page_is_given_it(folder: Path) -> None:
     (folder / "browser.py").write_text(BROWSER)
-    with running(folder, *ANYWHERE, "--open", BROWSER=f"{sys.executable} browser.py %s"):
+    with running(folder, *ANYWHERE, "--open", BROWSER=f"{shlex.quote(sys.executable)} browser.py %s"):
         seen = folder / "seen"
         until(lambda: seen.exists() and "</html>" in seen.read_text(), "the browser to have the page")
 
