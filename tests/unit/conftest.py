@@ -1,15 +1,19 @@
-"""The command line in this process, in a folder with an app and a SQLite store."""
+"""The command line in this process, in a folder with an app and a SQLite store; and a store whose line can be cut."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from proxy import Proxy
+from servers import shared_postgres
 from tenure.cli.main import main
+from tenure.stores.postgres import PostgresStore
 
 
 @pytest.fixture
@@ -37,3 +41,24 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
         return code, said.out, said.err
 
     return run
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    url = urlsplit(shared_postgres().url())
+    with Proxy(url.hostname or "", url.port or 0) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(proxy: Proxy) -> Iterator[PostgresStore]:
+    """A store whose line `proxy` can cut."""
+    databases = shared_postgres()
+    url = databases.create_database()
+    store = PostgresStore(url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/"))
+    store.migrate()
+    store.open()
+    yield store
+    proxy.heal()
+    store.close()
+    databases.drop_database(url)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import apsw
 import pytest
 
 from proxy import Proxy
-from servers import shared_postgres, shared_valkey
+from servers import shared_valkey
 from tenure import config
 from tenure.core.ids import new_id
 from tenure.errors import StoreAway
@@ -37,27 +35,6 @@ def client(store: Store, folder: Path) -> Client:
 def threads() -> set[threading.Thread]:
     """The threads that store jobs. One of an earlier test may be about to end."""
     return {each for each in threading.enumerate() if each.name.startswith("tenure-enqueue")}
-
-
-@pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    url = urlsplit(shared_postgres().url())
-    with Proxy(url.hostname or "", url.port or 0) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def behind(proxy: Proxy) -> Iterator[PostgresStore]:
-    """A store whose line can be cut."""
-    databases = shared_postgres()
-    url = databases.create_database()
-    store = PostgresStore(url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/"))
-    store.migrate()
-    store.open()
-    yield store
-    proxy.heal()
-    store.close()
-    databases.drop_database(url)
 
 
 def test_no_thread_stores_a_lone_job(behind: PostgresStore, tmp_path: Path) -> None:

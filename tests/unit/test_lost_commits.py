@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
 from conformance.factories import draft, everything
 from proxy import Proxy
-from servers import shared_postgres
 from tenure import config
 from tenure.errors import StoreAway
 from tenure.notifiers.poll import PollNotifier
@@ -25,24 +22,8 @@ MAY_BE_STORED = "all of this transaction may be stored, or nothing; check which 
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
-    url = urlsplit(shared_postgres().url())
-    with Proxy(url.hostname or "", url.port or 0) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def store(proxy: Proxy) -> Iterator[PostgresStore]:
-    """A store whose line can be cut."""
-    databases = shared_postgres()
-    url = databases.create_database()
-    store = PostgresStore(url.replace(f":{urlsplit(url).port}/", f":{proxy.port}/"))
-    store.migrate()
-    store.open()
-    yield store
-    proxy.heal()
-    store.close()
-    databases.drop_database(url)
+def store(behind: PostgresStore) -> PostgresStore:
+    return behind
 
 
 @pytest.fixture
