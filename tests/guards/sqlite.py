@@ -159,7 +159,7 @@ TABLE = Table(
         Guard("a job that is parked asks for its key", STEPS, "    places.ask(connection, {draft.limits[0] for draft, answer in due if draft.limits and answer.created})\n", ""),
         Guard("a job that is parked asks for its key", SERVING, "    connection.execute(_ASK_FOR, (job_id,))\n", ""),
         Guard("a job that is parked asks for its key", JOBS, "            places.ask(connection, {keys_of(limits)[0] for limits in limited})\n", ""),
-        Guard("only admit queues a job with limits", STEPS, " or (draft.limits and state == \"queued\")", ""),
+        Guard("only admit queues a job with limits", STEPS, " or (draft.limits and state is _QUEUED)", ""),
         Guard("only admit queues a job with limits", JOBS, "SET state = iif({LIMITED}, 'waiting', 'queued'), {places", "SET state = 'queued', {places"),
         Guard("only admit queues a job with limits", JOBS, "SET state = iif({LIMITED}, 'waiting', 'queued'), run_at", "SET state = 'queued', run_at"),
         Guard("only admit queues a job with limits", LIFECYCLE, "if job.limited and decision.state is State.QUEUED:", "if False:"),
@@ -188,7 +188,7 @@ TABLE = Table(
         Guard("a suspect's place goes to another job of its key", PLACES, "SUSPECT_SECONDS if self.solo else UNBEGUN_SECONDS", "UNBEGUN_SECONDS"),
         Guard("a slow queue comes last", SERVING, "slow = mine.slow(self._now)", "slow = None"),
         Guard("a job that expires while it is parked is cancelled", SERVING, "wait_until = iif(limits IS NOT NULL AND attempt = 0, expires_at, NULL)", "wait_until = NULL"),
-        Guard("a job has its limits however it is stored", JOBS, "if draft.limits or draft.links:", "if False:"),
+        Guard("a job has its limits however it is stored", JOBS, "if not _is_one_row(draft):", "if False:"),
         Guard("no job with limits is admitted beside a worker that knows none", WAITING, "limited = not self.outdated()", "limited = True"),
     ),
     absent={

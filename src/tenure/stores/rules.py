@@ -93,6 +93,8 @@ def json_of(value: object) -> str:
 
 def check_text(*texts: str | None) -> None:
     """PostgreSQL can't store a NUL, SQLite's functions cut the text there; neither can store a lone surrogate."""
+    if _storable("".join(filter(None, texts))):  # one look at all of them
+        return
     for text in texts:
         if text is not None and not _storable(text):
             raise BadData(f"text with a NUL or a lone surrogate can't be stored: {text[:60]!r}")
@@ -134,8 +136,7 @@ def _check_range(name: str, value: float, low: int, high: int) -> None:
 
 def check_outcomes(outcomes: Collection[Outcome]) -> None:
     results = [each.result for each in outcomes if type(each) is Completed]
-    if not _storable("".join(results)):  # one look at all of them
-        check_text(*results)
+    check_text(*results)
     for each in outcomes if len(results) < len(outcomes) else ():
         if isinstance(each, Completed):
             continue

@@ -326,7 +326,6 @@ class Arguments:
         self._fn = fn
         self._job = job  #: the class that the first parameter may ask for
         self._all = list(signature_of(fn).parameters.values())
-        self._codec: _Codec | None = None
         for parameter in self._all:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 name = f"{_MARKS.get(parameter.kind, '')}{parameter.name}"
@@ -399,9 +398,13 @@ class Arguments:
 
     def resolve(self) -> None:
         """Build every codec now. Raises InvalidOption for an annotation that can't be resolved or stored."""
+        _ = self._codec
+
+    @cached_property
+    def _codec(self) -> _Codec:
         try:
             self._refuse_unstorable()
-            self._build()
+            built = self._build()
             _ = self.decode_result, self.decode_checkpoint
         except NameError as error:
             raise InvalidOption(
@@ -410,6 +413,7 @@ class Arguments:
             ) from error
         except TypeError as error:
             raise InvalidOption(f"{self._task}: JSON can't represent its annotations: {error}") from error
+        return built
 
     @property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -424,8 +428,7 @@ class Arguments:
         keywords = tuple(each.name for each in keyword_only)
         kinds = {each.name: self._hints[each.name] for each in self._parameters}
         objects = tuple(name for name, kind in kinds.items() if has_fields(kind))
-        self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators, objects)
-        return self._codec
+        return _Codec(struct, decoder(struct), len(plain), keywords, iterators, objects)
 
     def _field(self, parameter: inspect.Parameter) -> Any:
         kind = _listed(self._hints[parameter.name])
@@ -434,16 +437,11 @@ class Arguments:
         default = parameter.default
         return parameter.name, kind, msgspec.field(default_factory=lambda: default)
 
-    def _built(self) -> _Codec:
-        if self._codec is None:
-            self.resolve()
-        return cast("_Codec", self._codec)
-
     # ── to JSON and back ──
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Struct:
         """The arguments by name, with defaults filled in."""
-        struct = self._built().struct
+        struct = self._codec.struct
         try:
             return struct(*args, **kwargs)
         except TypeError:
@@ -460,7 +458,7 @@ class Arguments:
                 dump(value, f"{self._task}.{name}", limit)
             raise
         decoded = self._decode(encoded)
-        for name in self._built().objects:
+        for name in self._codec.objects:
             refuse_loss(f"{self._task}.{name}", getattr(bound, name), getattr(decoded, name))
         return encoded.decode()
 
@@ -474,7 +472,7 @@ class Arguments:
         encoded = dump(rest, self._task, limit)
         kinds = [(name, _listed(self._hints[name])) for name in rest]
         decoded = self._decode(encoded, decoder(msgspec.defstruct(self._task, kinds)))
-        for name in rest.keys() & set(self._built().objects):
+        for name in rest.keys() & set(self._codec.objects):
             refuse_loss(f"{self._task}.{name}", rest[name], getattr(decoded, name))
         return encoded.decode(), holes
 
@@ -494,7 +492,7 @@ class Arguments:
 
         `bind`: they are to be bound again, so an argument declared as an Iterator is a list.
         """
-        codec = self._codec or self._built()
+        codec = self._codec
         values = msgspec.structs.astuple(self._decode(payload))
         if (codec.iterators and not bind) or streams:
             values = tuple(self._streamed(codec, values, streams))
@@ -510,7 +508,7 @@ class Arguments:
             yield iter(given) if name in codec.iterators else given
 
     def _decode(self, payload: str | bytes, decode: Callable[[str | bytes], Any] | None = None) -> Any:
-        decode = decode or (self._codec or self._built()).decode
+        decode = decode or self._codec.decode
         try:
             return decode(payload)
         except msgspec.DecodeError as error:
@@ -538,7 +536,7 @@ class Arguments:
 
     def _misfit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         names = self.names
-        plain = names[: self._built().positional]
+        plain = names[: self._codec.positional]
         if len(args) > len(plain):
             return f"{len(args)} positional arguments given, at most {len(plain)} accepted"
         given = [*plain[: len(args)], *kwargs]

@@ -9,7 +9,6 @@ import asyncio
 import threading
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -473,10 +472,10 @@ def _unknown(job_id: str, settings: Settings) -> UnknownJob:
 
 def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
     """One ring for each queue and kind, with the ids of its jobs."""
-    jobs: defaultdict[tuple[State, str], list[str]] = defaultdict(list)
+    jobs: dict[tuple[State, str], list[str]] = {}
     for draft, answer in zip(drafts, answers, strict=True):
         if answer.created:
-            jobs[answer.state, draft.queue].append(answer.id)
+            jobs.setdefault((answer.state, draft.queue), []).append(answer.id)
     return [
         Ring("queued" if state is State.QUEUED else "due", queue, tuple(ids)) for (state, queue), ids in jobs.items()
     ]

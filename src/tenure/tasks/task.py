@@ -165,7 +165,6 @@ class Task(Generic[P, R_co]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Store a job; it runs once it is due. Example: `greet.enqueue("Ada")`"""
-        refuse_on_loop("enqueue()", f"await {self.name}.aenqueue(…)")
         return self.bind(*args, **kwargs).enqueue()
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:

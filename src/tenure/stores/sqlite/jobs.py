@@ -135,6 +135,11 @@ def _claimed(row: Sequence[Any]) -> Claimed:
     return Claimed._make((*row[:-3], *map(bool, row[-3:])))
 
 
+def _is_one_row(draft: Draft) -> bool:
+    """Nothing but its own row is to be stored."""
+    return draft.links is None and not draft.limits
+
+
 class SqliteJobs(SqliteBase):
     """The verbs of `JobStore`."""
 
@@ -162,9 +167,9 @@ class SqliteJobs(SqliteBase):
     ) -> list[Enqueued]:
         now = self._now()
         rows = steps.rows_of(drafts, now)
-        plain = all(draft.links is None and not draft.limits for draft in drafts)
-        if tx is None and plain and len(rows) == 1 and self._file.change(steps.INSERT, rows[0]) == 1:
+        if tx is None and len(rows) == 1 and _is_one_row(drafts[0]) and self._file.change(steps.INSERT, rows[0]) == 1:
             return [steps.created(rows[0])]
+        plain = all(map(_is_one_row, drafts))
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
             if plain:
@@ -196,7 +201,7 @@ class SqliteJobs(SqliteBase):
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
         yield from ()
-        if draft.limits or draft.links:
+        if not _is_one_row(draft):
             return None
         (row,) = steps.rows_of([draft], self._now())
         return steps.created(row) if self._file.change_at_once(steps.INSERT, row) else None  # or its id or key is taken

@@ -43,6 +43,7 @@ SUSPECTS = """
 
 INSERT = f"INSERT INTO jobs ({listed(NEW)}) VALUES ({', '.join('?' * len(NEW))}) ON CONFLICT DO NOTHING"
 _ID, _STATE, _TASK, _UNIQUE = map(NEW.index, ("id", "state", "task", "unique_key"))
+_SCHEDULED, _QUEUED = State.SCHEDULED, State.QUEUED  # Python 3.11 looks up a member slowly
 
 
 def rows_of(drafts: Sequence[Draft], now: int) -> list[tuple[Any, ...]]:
@@ -56,15 +57,15 @@ def _row(draft: Draft, now: int) -> tuple[Any, ...]:
         run_at = now + round(draft.delay * 1000)
     elif draft.run_at is not None:
         run_at = millis(draft.run_at)
-    state = "scheduled" if run_at > now else "queued"
-    if (draft.links is not None and draft.links.after) or (draft.limits and state == "queued"):
-        state = "waiting"
+    state = _SCHEDULED if run_at > now else _QUEUED
+    if (draft.links is not None and draft.links.after) or (draft.limits and state is _QUEUED):
+        state = State.WAITING
     expires_at = None if draft.expires is None else run_at + round(draft.expires * 1000)
     return (*kept(draft), state, run_at, expires_at, now, draft.isolated)
 
 
 def created(row: tuple[Any, ...]) -> Enqueued:
-    return Enqueued(row[_ID], True, State(row[_STATE]))
+    return Enqueued(row[_ID], True, row[_STATE])
 
 
 def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
