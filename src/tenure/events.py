@@ -99,6 +99,21 @@ class WorkerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartDelayed(Event):
+    """A worker runs no jobs yet, `seconds` after its start. `doing` says what it does and, if known, at which line."""
+
+    area: ClassVar[str] = "supervisor"
+    level: ClassVar[int] = logging.WARNING
+    worker_id: str
+    pid: int
+    seconds: float
+    doing: str
+
+    def words(self) -> tuple[object, ...]:
+        return "worker %s has not started after %s: %s", self.worker_id, spell(self.seconds), self.doing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDied(Event):
     """A worker's process ended unexpectedly. `cause` is like "signal 9 (SIGKILL)" or "exit code 1"."""
 

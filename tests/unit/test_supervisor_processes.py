@@ -21,12 +21,14 @@ import pytest
 from tenure.app import processes
 from tenure.core.host import kill_carriers, kill_group
 from tenure.core.lifecycle import Released
+from tenure.events import Events, StartDelayed
 from tenure.supervisor.fence import Fence
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import Ended, WorkerProcess
 from tenure.supervisor.processes import FIRST_SPARE_SECONDS, MAX_BACKOFF_SECONDS, ProcessTable
 from tenure.supervisor.settler import rest_of
 from tenure.supervisor.spares import Spares
+from tenure.supervisor.starts import LONG_SECONDS, Starts
 from tenure.supervisor.watch import Watch
 from tenure.worker.link import Link
 from waiting import until
@@ -403,3 +405,20 @@ def test_the_first_spare_is_started_a_moment_after_the_first_worker_is_ready_and
     finally:
         for worker in table:
             worker.end()
+
+
+def test_a_process_that_has_no_handler_for_the_signal_is_not_asked_where_it_is(worker: WorkerProcess) -> None:
+    """It would be killed: Python itself may take long to start."""
+    told: list[StartDelayed] = []
+    events, now = Events(), [0.0]
+    events.subscribe(StartDelayed, told.append)
+    starts = Starts([worker], events, lambda: now[0])
+    for now[0] in (0.0, LONG_SECONDS - 1, LONG_SECONDS, LONG_SECONDS + 1, 2 * LONG_SECONDS, 4 * LONG_SECONDS - 1):
+        starts.turn()
+    assert [each.seconds for each in told] == [LONG_SECONDS, 2 * LONG_SECONDS]
+    assert {each.doing for each in told} == {"it opens the store"}
+    assert not worker.reap(), "it runs"
+    worker.ready = True
+    now[0] *= 10
+    starts.turn()
+    assert len(told) == 2

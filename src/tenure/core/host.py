@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import signal
 import socket
@@ -100,6 +101,16 @@ def is_stopped(pid: int) -> bool:
         return _stat(pid)[0] in "Tt"
     except OSError:
         return False
+
+
+def catches(pid: int, number: int) -> bool:
+    """Has it a handler for this signal? False where /proc is missing."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def memory(pid: int) -> int | None:

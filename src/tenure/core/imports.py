@@ -21,6 +21,11 @@ def import_named(name: str, what: str) -> ModuleType:
         ) from error
 
 
+def is_of_app(file: str) -> bool:
+    """Is it a source file of the app, and not of Python or an installed package?"""
+    return bool(file) and "site-packages" not in file and not file.startswith((sys.base_prefix, "<"))
+
+
 def is_a(value: object, *names: str) -> bool:
     """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
     for name in names:

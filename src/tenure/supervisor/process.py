@@ -56,6 +56,7 @@ class WorkerProcess:
     replaces: str = ""
     slots: int = 0
     registered: bool = False
+    opening: str = ""  #: the resource that it opens, before it is ready
     ready: bool = False
     draining: bool = False
     drained: bool = False

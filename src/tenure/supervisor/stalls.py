@@ -11,11 +11,14 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from tenure.core.imports import is_of_app
 from tenure.maintenance.orders import Frame, Trace, traces_of
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _LARGEST = 1 << 18
+_OURS = str(Path(__file__).parents[1])  #: of an installed Tenure, or of its sources
 PATIENCE_SECONDS = 0.5
 
 
@@ -45,6 +48,20 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
             if task is not None:
                 return task, f"{frame['file']}:{frame['line']}"
     return "", ""
+
+
+def place(stacks: str) -> str:
+    """file:line of the innermost frame that is the app's, on the main thread; '' if there is none.
+
+    >>> place('Current thread 0x1:\\n  File "<string>", line 9 in read\\n  File "/a/shop.py", line 7 in connect\\n')
+    '/a/shop.py:7'
+    """
+    frames = _FRAME.finditer(_threads(stacks)[0])
+    return next((f"{each['file']}:{each['line']}" for each in frames if _is_of_app(each["file"])), "")
+
+
+def _is_of_app(file: str) -> bool:
+    return is_of_app(file) and not file.startswith(_OURS)
 
 
 def traces(stacks: str, functions: Mapping[tuple[str, str], str], task: str) -> tuple[Trace, ...]:

@@ -8,9 +8,9 @@ It has five threads, so that none of its duties delays another:
 3. *renew* extends the leases of living workers every lease/3, on a connection of its own.
 4. *urgent* rescues, promotes and fires ticks, 5. *maintain* does the rest, both on another connection.
 
-`Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, fence.py, watch.py (checks from
-outside), settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), traces.py,
-outage.py.
+`Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, starts.py (those that take long),
+fence.py, watch.py (checks from outside), settler.py, renewer.py, upkeep.py (its own duties in the maintenance),
+reports.py (for metrics), traces.py, outage.py.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from tenure.supervisor.renewer import Renewer
 from tenure.supervisor.reports import Reports
 from tenure.supervisor.settler import Settler, Unsettled, how_ended, rest_of
 from tenure.supervisor.shared import Shared, solo_slots
+from tenure.supervisor.starts import Starts
 from tenure.supervisor.traces import TraceRelay
 from tenure.supervisor.upkeep import Upkeep
 from tenure.supervisor.watch import Watch
@@ -121,6 +122,7 @@ class Supervisor:
             stopping=lambda: self._stopping > 0,
             echo=echo,
         )
+        self._starts = Starts(self._processes, self._events, self._clock.boot)
         self._outage = Outage(self._events, self._clock.boot, lambda: self._loop.call(self._processes.start_now))
         self._reports = Reports(self.tally)
         self._found: Parts | None = None
@@ -157,6 +159,7 @@ class Supervisor:
             self._found.watch.turn()
             self._retry_unsettled(self._found.settler)
         self._processes.start_due()
+        self._starts.turn()
         if self._options.counts:
             self._reports.request(self._processes, self._clock.boot())
         self._traces.turn(self._processes)
@@ -211,6 +214,8 @@ class Supervisor:
                 self._on_hello(worker, message)
             case "refused":
                 self._refused(worker, message["error"])
+            case "opening":
+                worker.opening = message["resource"]
             case "ready":
                 self._processes.started(worker)
             case "due":

@@ -33,6 +33,7 @@ import msgspec
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.host import die_with_parent, kill_group
+from tenure.core.imports import is_of_app
 from tenure.core.lifecycle import Outcome
 from tenure.errors import TenureError
 from tenure.events import Events
@@ -186,11 +187,9 @@ def _hello(loaded: Loaded) -> dict[str, Any]:
 
 
 def _own_files() -> list[str]:
-    """The app's source files, for --reload: modules that are imported, but not from site-packages."""
+    """The app's source files, for --reload."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return sorted(
-        file for file in files if file and "site-packages" not in file and not file.startswith(sys.base_prefix)
-    )
+    return sorted(file for file in files if file and is_of_app(file))
 
 
 class Child:
@@ -244,7 +243,7 @@ class Child:
         self._tally.follow(events)
         tracing = loaded.program.tracing
         rescues = self._rescues = RescueTraces(store, tracing, lambda: plan.worker_id, events) if tracing else None
-        async with open_resources(loaded.program.resources) as resources:
+        async with open_resources(loaded.program.resources, self._send_opening) as resources:
             worker = self._worker = Worker(
                 plan,
                 loaded.program,
@@ -305,6 +304,9 @@ class Child:
         """Drain without an order of the supervisor, which kills this process if it does not end in time."""
         self._orders.put_nowait({"kind": "drain", "grace": grace})
         self._link.send("draining", grace=grace)
+
+    def _send_opening(self, resource: str) -> None:
+        self._link.send("opening", resource=resource)
 
     def _send_due(self) -> None:
         """One message for a flood of rings: a ring too soon after the last message is sent later, not dropped."""

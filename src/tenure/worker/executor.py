@@ -540,11 +540,14 @@ def _told_of_the_swallow(attempt: Attempt, error: BaseException, outcome: Outcom
 
 
 @asynccontextmanager
-async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncGenerator[dict[type, object]]:
-    """Open each `@jobs.resource` once, in order, and close them in reverse."""
+async def open_resources(
+    openers: Sequence[Callable[[], Any]], opening: Callable[[str], None] = lambda _: None
+) -> AsyncGenerator[dict[type, object]]:
+    """Open each `@jobs.resource` once, in order, and close them in reverse. `opening` is told each name before."""
     async with AsyncExitStack() as stack:
         found: dict[type, object] = {}
         for opener in openers:
+            opening(opener.__name__)
             if inspect.isasyncgenfunction(opener):
                 value = await stack.enter_async_context(asynccontextmanager(opener)())
             else:
