@@ -372,12 +372,21 @@ class Arguments:
         asks = [(get_origin(kind) or kind) is self._job for kind in kinds]
         if any(asks[1:]) or (asks and asks[0] and self._all[0].kind is inspect.Parameter.KEYWORD_ONLY):
             raise InvalidOption(f"{self._task}: the Job must be the first parameter, before all others")
+        for parameter, kind, is_job in zip(self._all, kinds, asks, strict=True):
+            if not is_job and self._mentions_job(kind):
+                raise InvalidOption(
+                    f"{self._task}: '{_spelled(parameter)}' is not the Job, which every attempt has: make "
+                    f"'{parameter.name}: Job' the first parameter"
+                )
         if kinds and kinds[0] in (Any, object):
             raise InvalidOption(
                 f"{self._task}: its first parameter '{self._all[0].name}' is {kinds[0].__name__}, which type checkers "
                 "read as the Job; give it a type, or put another parameter first"
             )
         return bool(asks and asks[0])
+
+    def _mentions_job(self, kind: object) -> bool:
+        return (get_origin(kind) or kind) is self._job or any(map(self._mentions_job, get_args(kind)))
 
     @cached_property
     def is_async(self) -> bool:

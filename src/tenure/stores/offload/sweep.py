@@ -106,11 +106,7 @@ class Sweep:
         named = {name for job_id, _ in groupby(map(_job_of, ours)) for name in self._named(job_id)}
         unnamed = [each for each in ours if each.name not in named]
         ripe = time() - self._grace
-        doomed = [
-            each.name
-            for each in unnamed
-            if each.modified < ripe and each.name in marks and marks[each.name].modified < ripe
-        ]
+        doomed = [each.name for each in unnamed if each.name in marks and marks[each.name].modified < ripe]
         for each in unnamed:
             if each.name not in marks:
                 self._bucket.put(f"{MARKS}/{each.name}", b"")
