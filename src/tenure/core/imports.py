@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from tenure.errors import InvalidOption
+
+_NOT_OF_APP = (str(Path(os.__file__).parent), "<")  # not sys.base_prefix: of a system's Python it is /usr
+_PACKAGES = {"site-packages", "dist-packages"}
 
 
 def import_named(name: str, what: str) -> ModuleType:
@@ -23,7 +27,7 @@ def import_named(name: str, what: str) -> ModuleType:
 
 def is_of_app(file: str) -> bool:
     """Is it a source file of the app, and not of Python or an installed package?"""
-    return bool(file) and "site-packages" not in file and not file.startswith((sys.base_prefix, "<"))
+    return bool(file) and not file.startswith(_NOT_OF_APP) and not _PACKAGES & set(Path(file).parts)
 
 
 def is_a(value: object, *names: str) -> bool:
