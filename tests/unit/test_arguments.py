@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, cast
 from uuid import UUID
 
 import msgspec
@@ -257,6 +257,54 @@ def test_a_model_that_keeps_what_it_does_not_declare_loses_nothing() -> None:
     send.__annotations__["parcel"] = base
     ((kept,), _) = round_trip(send, wider(weight=1, worth=2))
     assert kept == base(weight=1, worth=2)
+
+
+def test_a_field_that_a_model_writes_and_does_not_read_is_refused_unless_nothing_is_lost() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    field, user = pydantic.Field, pydantic.AliasChoices("user_id", "uid")
+    model = pydantic.create_model(
+        "Order", user=(int, field(0, validation_alias=user)), note=(str, field("", serialization_alias="remark"))
+    )
+    same = pydantic.create_model("Same", user=(int, field(0, alias="userId")), secret=(str, field("", exclude=True)))
+
+    def ship(order, more=None) -> None: ...  # type: ignore[no-untyped-def]
+    def send(order) -> None: ...  # type: ignore[no-untyped-def]
+
+    ship.__annotations__.update(order=model, more=list[model] | None)
+    send.__annotations__["order"] = same
+    why = "under a name that it does not read, so the handler would not get it; give the field one alias= for both"
+    assert refusal(ship, model(user_id=7)) == f"ship.order: Order writes user {why}"
+    assert refusal(ship, model(), [model(user_id=7, note="x")]) == f"ship.more: Order writes note, user {why}"
+    ((kept, _), _) = round_trip(ship, model(), None)
+    assert kept == model()
+    ((kept, _), _) = round_trip(ship, {"note": "x", "uid": 7}, None)
+    assert kept == model(user_id=7, note="x"), "a dict has the names that are read"
+    ((kept,), _) = round_trip(send, same(userId=7, secret="x"))
+    assert kept == same(userId=7)
+
+
+def test_a_private_field_of_attrs_is_refused_unless_it_has_its_default() -> None:
+    attrs = pytest.importorskip("attrs")
+    kind = attrs.make_class("At", {"x": attrs.field(type=int), "_tries": attrs.field(type=int, default=3)})
+
+    def go(at) -> None: ...  # type: ignore[no-untyped-def]
+
+    go.__annotations__["at"] = kind
+    assert refusal(go, kind(1, tries=5)).startswith("go.at: _tries of an At is private, and not written as JSON")
+    assert round_trip(go, kind(1)) == ((kind(1),), {})
+
+
+class Options(TypedDict, total=False):
+    retries: int
+
+
+def test_a_key_that_a_typed_dict_does_not_have_is_refused() -> None:
+    def go(options: Options, more: tuple[Options, ...] = (), counts: dict[int, int] | None = None) -> None: ...
+
+    why = "the handler would not get 'retires'; its TypedDict has no such key"
+    assert refusal(go, {"retires": 5}) == f"go.options: {why}"
+    assert refusal(go, {}, ({"retries": 1}, {"retires": 5, "retries": 2})) == f"go.more: {why}"
+    assert round_trip(go, {"retries": 5}, (), {1: 2}) == (({"retries": 5}, (), {1: 2}), {})
 
 
 def test_an_offset_with_seconds_is_refused_as_json_would_round_it() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tenure import Ended, Fail, Job, JobHandle, NewJob, Snooze, Tenure
+from tenure.core.ids import new_id
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob, WouldBlock
 from tenure.ports import Edit, Landed
@@ -790,3 +791,16 @@ def test_what_waits_is_said_where_a_result_is_waited_for(queue: TestQueue) -> No
     with pytest.raises(TimeoutError, match=r"is still waiting after 0ms; it waits for double .*, which is dead"):
         handle.result("0s")
     assert handle.status().state is State.WAITING
+
+
+def test_a_call_refuses_what_is_no_list_of_jobs_as_a_worker_does() -> None:
+    def sums(job: Job, wrong: str) -> int:
+        lists: dict[str, Any] = {"one job": double.bind(1), "handles": [double.handle(new_id())]}
+        return sum(job.gather("parts", lambda: lists[wrong]))
+
+    with pytest.raises(
+        InvalidOption, match=r"job.gather\('parts'\): expected a list of jobs like render.bind\(1\), got"
+    ):
+        jobs.task(name="sums")(sums).call("one job")
+    with pytest.raises(InvalidOption, match="bind makes a job, enqueue stores it"):
+        jobs.task(name="sums")(sums).call("handles")

@@ -68,3 +68,12 @@ def test_what_a_handler_raises_carries_its_word() -> None:
     assert str(Snooze("10m")) == "snoozed for 10m"
     assert (fail.reason, fail.retry_in, fail.final, str(fail)) == ("rate limited", 90.0, True, "rate limited")
     assert Fail("no").retry_in is None
+
+
+async def waits(error: Exception, failures: int) -> None: ...
+
+
+@pytest.mark.parametrize("delay", ["10s", 10, waits])
+def test_a_delay_that_is_no_plain_function_is_refused(delay: Any) -> None:
+    with pytest.raises(InvalidOption, match="delay: expected a plain function of the error and the number of failures"):
+        Retry(delay=delay)

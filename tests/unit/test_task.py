@@ -447,6 +447,35 @@ def test_acall_awaits_a_coroutine_and_puts_a_plain_function_in_a_thread(jobs: Te
     assert on_loop.call(3) == 3
 
 
+def test_acall_passes_on_whatever_a_plain_function_raises(jobs: Tenure) -> None:
+    @jobs.task
+    def first(limit: int) -> int:
+        return next(n for n in range(3) if n > limit)
+
+    with pytest.raises(StopIteration):
+        first.call(5)
+    with pytest.raises(RuntimeError, match="first raised StopIteration, which no coroutine can pass on"):
+        asyncio.run(asyncio.wait_for(first.acall(5), 60))
+
+
+def test_a_template_where_a_key_is_expected_is_refused(jobs: Tenure) -> None:
+    """All jobs would have the same key, and only the first would be stored."""
+
+    @jobs.task
+    def fetch(url: str, depth: int = 1) -> None: ...
+
+    for key, name in (("fetch:{url}", "url"), ("{depth:03}", "depth"), ("{url.host}", "url")):
+        why = f"fetch.using: unique is the key itself, so {{{name}}} would not be filled in"
+        with pytest.raises(InvalidOption, match=re.escape(why)):
+            fetch.using(unique=key)
+        with pytest.raises(InvalidOption, match=re.escape(why)):
+            jobs.bind("fetch", {"url": "x"}, unique=key)
+    with pytest.raises(InvalidOption, match=r"elsewhere: unique is the key itself, so \{order\} would not be"):
+        jobs.bind("elsewhere", {"order": 7}, unique="charge:{order}", unchecked=True)
+    for key in ('{"url": 1}', "{other}", "{", "{}", "{url", "url}"):
+        assert draft_of(fetch.using(unique=key), "x").unique == key
+
+
 def test_call_checks_arguments_as_enqueue_does(jobs: Tenure) -> None:
     @jobs.task
     def greet(name: str) -> None: ...

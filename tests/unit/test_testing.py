@@ -417,9 +417,54 @@ def test_a_job_that_expired_is_not_run(jobs: Tenure) -> None:
     with jobs.testing() as queue:
         handle = report.using(expires="1h").enqueue()
         queue.advance("2h")
-        queue.drain()
+        assert queue.drain() == 0, "no attempt has run"
         with pytest.raises(JobFailed, match="is cancelled"):
             handle.result("0s")
+
+
+def test_a_handler_that_raises_stop_iteration_fails_as_with_any_error(jobs: Tenure) -> None:
+    @jobs.task
+    def first(limit: int) -> int:
+        return next(n for n in range(3) if n > limit)
+
+    with jobs.testing() as queue:
+        first.enqueue(5)
+        with pytest.raises(RuntimeError, match="first raised StopIteration, which no coroutine can pass on") as caught:
+            queue.drain()
+    assert isinstance(caught.value.__cause__, StopIteration)
+    assert "failed in attempt 1" in caught.value.__notes__[0]
+
+
+def test_what_a_test_does_not_have_is_told(jobs: Tenure) -> None:
+    @jobs.resource
+    def mailer() -> Iterator[Mailer]:
+        yield Mailer([])
+
+    @jobs.task
+    def send(job: Job) -> None:
+        job.resource(Mailer)
+
+    @jobs.task
+    def pay(job: Job) -> None:
+        with jobs.transaction() as tx:
+            tx.execute("INSERT INTO receipts VALUES (1)")
+
+    wrong: Any = [Mailer([])]
+    with pytest.raises(
+        InvalidOption, match=r"testing: resources: expected values by type, like \{Pool: Pool\(\)\}, got"
+    ):
+        jobs.testing(resources=wrong).__enter__()
+    with pytest.raises(InvalidOption, match=r"testing: elsewhere: expected names of tasks, like \['charge'\], got"):
+        jobs.testing(elsewhere="charge").__enter__()
+    with jobs.testing() as queue:
+        send.enqueue()
+        with pytest.raises(TenureError, match=r"or in a test give it: jobs.testing\(resources=\{Mailer: …\}\)"):
+            queue.drain()
+        pay.enqueue()
+        with pytest.raises(
+            AttributeError, match=r"tx.execute: the store of jobs.testing\(\) has no SQL; test this with"
+        ):
+            queue.drain()
 
 
 def test_a_lonely_job_is_run_too(jobs: Tenure) -> None:

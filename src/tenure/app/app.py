@@ -253,6 +253,12 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
         `elsewhere` names tasks of other processes, which `jobs.enqueue("name", …)` may name: `drain` leaves their jobs.
         `limits=True`: limits hold; else every job is due at once, and nothing pauses a key.
         """
+        if not isinstance(resources, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(
+                f"testing: resources: expected values by type, like {{Pool: Pool()}}, got {resources!r:.80}"
+            )
+        if isinstance(elsewhere, str):
+            raise InvalidOption(f"testing: elsewhere: expected names of tasks, like [{elsewhere!r}], got {elsewhere!r}")
         before = self._testing
         self._testing = queue = backends.test_queue(self, self.program, self._new_client, resources, elsewhere, limits)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Never, Protocol
 
 from tenure.core.durations import Duration, seconds
@@ -81,6 +82,11 @@ class Retry:
         put(self, "cap", seconds(cap, "cap"))
         put(self, "on", on if isinstance(on, tuple) else (on,))
         put(self, "never", never if isinstance(never, tuple) else (never,))
+        if delay is not None and (not callable(delay) or iscoroutinefunction(delay)):  # pyright: ignore[reportUnnecessaryComparison]
+            raise InvalidOption(
+                f"delay: expected a plain function of the error and the number of failures, got {delay!r}; "
+                'base="10s" sets the usual waits'
+            )
         put(self, "delay", delay)
         for name, kinds in (("on", self.on), ("never", self.never)):
             for kind in kinds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from inspect import isawaitable
 from typing import Any, NoReturn, TypeVar, cast
@@ -11,7 +11,7 @@ from tenure.core.ids import new_id
 from tenure.errors import InvalidOption, TenureError
 from tenure.ports import Claimed
 from tenure.tasks.ended import Ended
-from tenure.tasks.gathered import Gathered
+from tenure.tasks.gathered import Gathered, new_jobs
 from tenure.tasks.job import Codec, Job, Stopping, WaitsPort
 from tenure.tasks.task import NewJob, Task
 
@@ -73,12 +73,12 @@ class DetachedWaits:
 
     def gather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
         with self._gathered.once(key):
-            return [_ran(job, ended=ended) for job in cast("Iterable[NewJob[Any]]", fn())]
+            return [_ran(job, ended=ended) for job in new_jobs(f"job.gather({key!r})", fn())]
 
     async def agather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
         with self._gathered.once(key):
             jobs = fn()
-            listed = cast("Iterable[NewJob[Any]]", await jobs if isawaitable(jobs) else jobs)
+            listed = new_jobs(f"job.agather({key!r})", await jobs if isawaitable(jobs) else jobs)
             return [await _aran(job, ended=ended) for job in listed]
 
     def join(self, target: object) -> NoReturn:

@@ -18,6 +18,7 @@ from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.registry import Registry, declared
 from tenure.tasks.task import NewJob, Task
+from tenure.tasks.texts import refuse_template
 
 if TYPE_CHECKING:
     from tenure.tasks.client import Client
@@ -140,6 +141,7 @@ def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Usin
     if known is not None:
         return with_options(known, options).bind(**args) if holes else own_job(known, args, options)
     task = with_options(elsewhere(app, name), options)
+    refuse_template(task.key, args, name)
     rest = {each: value for each, value in args.items() if each not in holes} if holes else args
     return NewJob(task, payload_of(app, name, rest), task.key, holes)
 

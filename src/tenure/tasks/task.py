@@ -44,7 +44,7 @@ from tenure.tasks.hints import TASK, USING, foreign_names, unknown_options
 from tenure.tasks.limits import Limit, check_limits, keys_of, limits_of
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, shaped_like_a_marker
-from tenure.tasks.texts import valid_key
+from tenure.tasks.texts import refuse_template, valid_key
 
 if TYPE_CHECKING:
     from tenure.tasks.edges import After
@@ -144,6 +144,8 @@ class Task(Generic[P, R_co]):
             "after": None if after is None else edges_to(self.app, after, f"{self.name}.using: after"),
             "limits": None if limit is None else limits_of(f"{self.name}.using", self.app, limit),
         }
+        if unique is not None and "{" in unique:
+            refuse_template(unique, self.arguments.names, f"{self.name}.using")
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update((name, value) for name, value in changes.items() if value is not None)
@@ -189,7 +191,13 @@ class Task(Generic[P, R_co]):
         here, keywords = self._detached(args, kwargs)
         if self.is_async:
             return cast("R_co", await self.fn(*here, **keywords))
-        return cast("R_co", await asyncio.to_thread(self.fn, *here, **keywords))
+        return cast("R_co", await asyncio.to_thread(self._in_thread, *here, **keywords))
+
+    def _in_thread(self, *args: Any, **kwargs: Any) -> object:
+        try:
+            return self.fn(*args, **kwargs)
+        except StopIteration as error:  # a future refuses it, and the caller would wait for ever
+            raise RuntimeError(f"{self.name} raised StopIteration, which no coroutine can pass on") from error
 
     def handle(self, id: UUID | str) -> JobHandle[R_co]:  # noqa: A002
         """The handle of a job of this task that was enqueued elsewhere."""

@@ -30,7 +30,7 @@ from tenure.tasks.client import in_transaction
 from tenure.tasks.edges import check_store
 from tenure.tasks.ended import Ended
 from tenure.tasks.expects import Asked, asked_for
-from tenure.tasks.gathered import Gathered
+from tenure.tasks.gathered import Gathered, new_jobs
 from tenure.tasks.handle import JobHandle
 from tenure.tasks.loops import settled
 from tenure.tasks.placeholders import Source, marked
@@ -380,14 +380,9 @@ class Waits:
 
 def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Draft]:
     what = f"job.gather({key!r})"
-    if not isinstance(jobs, Iterable) or isinstance(jobs, str):
-        raise InvalidOption(f"{what}: expected a list of jobs like render.bind(1), got {jobs!r:.80}")
     links = Links(gatherer=attempt.claimed.id, gathered="ended" if ended else "completed")
     drafts: list[Draft] = []
-    for job in cast("Iterable[object]", jobs):
-        if not isinstance(job, NewJob):
-            hint = "; bind makes a job, enqueue stores it" if isinstance(job, JobHandle) else ""
-            raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
+    for job in new_jobs(what, jobs):
         if job.tx is not None:
             raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
         bound = cast("NewJob[Any]", cast("object", job))

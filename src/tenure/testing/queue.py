@@ -135,7 +135,7 @@ class TestQueue(Listing):
                 lease = Lease(claimed.id, claimed.attempt, self._me.id)
                 self._store.finish([(lease, Snoozed(_ELSEWHERE_SECONDS, "its task runs elsewhere"))])
                 continue
-            count += 1
+            count += not claimed.expired
             await self._run(claimed, failures=failures)
         return count
 
@@ -260,7 +260,7 @@ class TestQueue(Listing):
         job = self._store.get(claimed.id)
         if job is None or (job.state is not State.DEAD and not (failed and failures == "raise")):
             return
-        error = raised if isinstance(raised, Exception) else JobFailed(job.id, job.state, job.error or "")
+        error = _to_raise(job, raised)
         if job.state is not State.DEAD:
             error.add_note(
                 f"{job.task} {job.id} failed in attempt {claimed.attempt} and would be tried again: "
@@ -385,6 +385,13 @@ def _wait(store: Store, handle: JobHandle[Any]) -> float:
         return 0.0
     until = job.run_at if job.state is State.SCHEDULED else job.wait_until
     return 0.0 if until is None else max((until - store.now()).total_seconds(), 0.001)
+
+
+def _to_raise(job: JobView, raised: BaseException | None) -> Exception:
+    """The error of a test whose job has failed: what its handler raised, if it raised something."""
+    if isinstance(raised, StopIteration):
+        return RuntimeError(f"{job.task} raised StopIteration, which no coroutine can pass on")
+    return raised if isinstance(raised, Exception) else JobFailed(job.id, job.state, job.error or "")
 
 
 def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> AssertionError:

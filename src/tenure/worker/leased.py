@@ -146,5 +146,8 @@ def find_resource(resources: Mapping[type, object], kind: type[T]) -> T:
         found = next((value for value in resources.values() if isinstance(value, kind)), None)
     if found is None:
         known = ", ".join(sorted(each.__name__ for each in resources)) or "none"
-        raise TenureError(f"no resource of type {kind.__name__}; open one with @jobs.resource (there are: {known})")
+        raise TenureError(
+            f"no resource of type {kind.__name__} (there are: {known}); open one with @jobs.resource, or in a test "
+            f"give it: jobs.testing(resources={{{kind.__name__}: …}})"
+        )
     return found  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import wraps
 from random import Random
 from threading import RLock
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import (
@@ -59,6 +59,12 @@ class Transaction:
     def __init__(self) -> None:
         self.steps: list[tuple[Callable[[], object], object]] = []
         self.committed: list[Callable[[], None]] = []
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"tx.{name}: the store of jobs.testing() has no SQL; test this with the fixture tenure_store, or pass a "
+            "session of your own as tx="
+        )
 
 
 def atomic(verb: Callable[Concatenate[Base, P], R]) -> Callable[Concatenate[Base, P], R]:
