@@ -235,6 +235,24 @@ def test_an_operator_promotes_a_limited_job_only_to_its_turn(store: Store) -> No
     assert settle_waits(store) == []
 
 
+def test_an_overdue_limited_job_that_an_operator_promotes_keeps_its_place(world: World) -> None:
+    store = world.store()
+    declare(store, SHOP.limit, 1)
+    (answer,) = store.enqueue([draft(limits=(SHOP,), delay=10.0)])
+    due = look(store, answer.id).run_at
+    world.advance(15)
+    (later,) = limited(store)
+    world.advance(15)
+
+    assert store.promote_now([answer.id]) == {answer.id: State.WAITING}
+    start(store)
+
+    view = look(store, answer.id)
+    assert (view.run_at, view.due_at) == (due, due)
+    assert settle_waits(store) == [answer.id]
+    assert look(store, later).state is State.WAITING
+
+
 def test_a_replayed_job_waits_for_its_place(store: Store) -> None:
     worker = start(store)
     declare(store, SHOP.limit, 1)

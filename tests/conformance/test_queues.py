@@ -102,6 +102,20 @@ def test_an_operator_promotes_a_job_before_its_time(store: Store) -> None:
     assert claim_one(store, worker).job_id == job_id
 
 
+def test_an_overdue_job_that_an_operator_promotes_keeps_its_place(world: World) -> None:
+    store = world.store()
+    overdue = put(store, delay=10.0)
+    due = look(store, overdue).run_at
+    world.advance(15)
+    later = put(store)
+    world.advance(15)
+
+    assert store.promote_now([overdue]) == {overdue: State.QUEUED}
+
+    assert look(store, overdue).run_at == due
+    assert [each.id for each in claim(store, start(store), 2)] == [overdue, later]
+
+
 @pytest.mark.parametrize("state", [State.COMPLETED, State.DEAD, State.CANCELLED])
 def test_a_replay_starts_over_but_for_the_attempt_number(state: State, world: World) -> None:
     store = world.store()

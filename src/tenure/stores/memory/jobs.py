@@ -101,7 +101,7 @@ class MemoryJobs(MemoryOperated):
         states: dict[str, State | None] = {}
         for name, row in self._named(ids):
             if row and legal("promote", row.view.state):
-                row = self._due("promote", row, run_at=self.now())
+                row = self._due("promote", row, run_at=min(row.view.run_at, self.now()))
             states[name] = row.view.state if row else None
         return states
 

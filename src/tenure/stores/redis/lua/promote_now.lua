@@ -5,8 +5,11 @@ for n, id in ipairs(ARGV) do
   local j = read(id)
   if j and j.state == 'scheduled' then
     leave(id, j)
-    j.run_at, j.anew = now, true
-    redis.call('HSET', job(id), 'run_at', now)
+    if j.run_at > now then -- one that is overdue keeps its place
+      j.run_at = now
+      redis.call('HSET', job(id), 'run_at', now)
+    end
+    j.anew = true
     enter(id, j, 'queued')
   end
   states[n] = j and j.state or false
