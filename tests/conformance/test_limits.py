@@ -270,6 +270,29 @@ def test_a_replayed_job_waits_for_its_place(store: Store) -> None:
     assert settle_waits(store) == [first]
 
 
+@pytest.mark.parametrize("waits", ["for its time", "for another job"])
+def test_a_replayed_job_that_is_not_due_yet_stands_in_no_order(waits: str, store: Store) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    if waits == "for its time":
+        (job,) = limited(store)
+    else:
+        before = put(store)
+        ((job, *_),) = store.enqueue([draft(limits=(SHOP,), links=after(before, until="ended"))])
+        store.cancel([before], "no")
+    settle_waits(store)
+    store.cancel([job], "no")
+    assert look(store, job).due_at is not None
+    if waits == "for another job":
+        store.replay([before])
+
+    delays = {job: 60.0} if waits == "for its time" else {}
+    (answer,) = store.replay([job], delays=delays).values()
+
+    assert answer == Landed(State.SCHEDULED if delays else State.WAITING)
+    assert look(store, job).due_at is None
+
+
 @pytest.mark.parametrize("isolated", [False, True], ids=["", "alone"])
 @pytest.mark.parametrize("verb", ["enqueue", "replay", "promote", "promote_now"])
 def test_a_job_that_comes_to_a_key_with_room_is_given_its_place(

@@ -178,7 +178,7 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
     other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     connection.execute(
         sql(
-            "UPDATE @.jobs SET state = %s, run_at = @now + %s * interval '1 second', "
+            "UPDATE @.jobs SET state = %s, run_at = @now + %s * interval '1 second', due_at = NULL, "
             "linked = CASE WHEN %s THEN true ELSE linked END, "
             "solo = isolated, together = 1, failures = 0, crashes = 0, crashes_total = 0, error = NULL, result = NULL, "
             "started_at = NULL, last_activity_at = NULL, ended_at = NULL, cancel_reason = NULL, "
