@@ -320,9 +320,8 @@ def not_ended(state: State) -> NotLanded:
     return NotLanded(f"it is {state}: only an ended job can be replayed")
 
 
-def key_held(holder: str, unique: str | None = None) -> NotLanded:
-    key = "its unique key" if unique is None else f"its unique key {unique!r}"
-    return NotLanded(f"{key} is held by job {holder}")
+def key_held(holder: str, unique: str | None) -> NotLanded:
+    return NotLanded(f"its unique key {unique!r} is held by job {holder}")
 
 
 def ages(keep: float, keep_dead: float | None) -> list[tuple[State, float]]:

@@ -377,9 +377,9 @@ def _replayed(result: Any) -> Answer | None:
         return Landed(_REPLAYED[result])
     if isinstance(result, str):
         return not_ended(State(result))
-    other, _, *why = result
+    other, unique, *why = result
     if not why:
-        return key_held(other)
+        return key_held(other, unique.partition("\0")[2])
     if why == ["child"]:
         return not_replayed_for(other)
     return still_gathers(other) if why == ["gathered"] else parent_missing(other, gone=why == ["gone"])

@@ -2,7 +2,7 @@
 -- ended → queued, scheduled or waiting, with the budgets reset. ARGV: the error of a job that
 -- expired; then per job its id, milliseconds until it is due and, for new arguments, the facts that were read, the new
 -- facts and the payload (else empty), and whether `reopen` has opened its edges. Returns per job: nothing (no such job),
--- its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and its state, 2 if its facts
+-- its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and the key, 2 if its facts
 -- have changed and must be read again, 5 if it has too many edges for one step, 6 if the step has no room for them; a
 -- job, its state, and why there is no replay because of it; or 1 (queued), 3 (scheduled), 4 (waiting).
 
@@ -53,7 +53,7 @@ for i = 2, #ARGV, 6 do
   elseif j.queue == 'guard' then
     answers[#answers + 1] = 0
   elseif holder then
-    answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
+    answers[#answers + 1] = {holder, j.unique}
   elseif edited and redis.call('HGET', job(id), 'facts') ~= ARGV[i + 2] then
     answers[#answers + 1] = 2
   elseif child then
