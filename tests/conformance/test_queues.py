@@ -71,6 +71,20 @@ def test_due_jobs_are_promoted_and_the_next_one_is_announced(world: World) -> No
     assert states == [State.QUEUED, State.QUEUED, State.SCHEDULED]
 
 
+@pytest.mark.parametrize("micros", [1, 400, 600])
+def test_no_job_is_due_before_its_microsecond(micros: int, world: World) -> None:
+    store = world.store()
+    at = store.now() + timedelta(seconds=10, microseconds=micros)
+    job_id = put(store, run_at=at)
+    assert at <= look(store, job_id).run_at < at + timedelta(milliseconds=1)
+
+    world.advance(10)
+    assert store.promote().jobs == {}
+
+    world.advance(0.002)
+    assert store.promote().jobs == {"default": [job_id]}
+
+
 def test_a_promoted_job_keeps_the_place_of_its_due_time(world: World) -> None:
     store = world.store()
     scheduled = put(store, delay=10.0)

@@ -162,6 +162,24 @@ def test_what_was_enqueued_in_a_span_is_found(world: World) -> None:
     assert found(store, enqueued_since=since, enqueued_until=until, task="other") == []
 
 
+def test_a_span_is_exact_to_the_microsecond(world: World) -> None:
+    store = world.store()
+    job = bring(store, State.DEAD).job_id
+    at = store.now()
+    for micros in (1, 400, 600, 999):
+        before, after = at - timedelta(microseconds=micros), at + timedelta(microseconds=micros)
+
+        for what in ("enqueued", "ended"):
+            assert found(store, **{f"{what}_since": before}) == [job]
+            assert found(store, **{f"{what}_since": after}) == []
+            assert found(store, **{f"{what}_until": before}) == []
+            assert found(store, **{f"{what}_until": after}) == [job]
+        assert [view.id for view in store.latest_ended(State.DEAD, since=before)] == [job]
+        assert store.latest_ended(State.DEAD, since=after) == []
+        assert store.ended(before, after).counts[State.DEAD] == 1
+        assert store.ended(before, before).counts[State.DEAD] == store.ended(after, after).counts[State.DEAD] == 0
+
+
 def town(world: World) -> tuple[Store, dict[str, Filter]]:
     """Sixty jobs of every kind, and filters that find few or many of them, at the top, the bottom or nowhere."""
     store = world.store()

@@ -1041,6 +1041,24 @@ def test_what_was_decided_of_all_schedules_is_read_from_the_last_on(world: World
     assert [name for name, _ in read(limit=6)] == ["a"] * 6
 
 
+def test_a_span_of_ticks_is_exact_to_the_microsecond(store: Store) -> None:
+    stands, at = made(store), store.now()
+    ticks = (tick(stands, at, status="skipped", decided_at=at),)
+    store.change([Change(schedule=stands, ticks=ticks)])
+    for micros in (1, 400, 600, 999):
+        before, after = at - timedelta(microseconds=micros), at + timedelta(microseconds=micros)
+
+        assert [each.tick for each in store.decided(before, after)] == [at]
+        assert store.decided(before, before) == store.decided(after, after) == []
+        assert [each.tick for each in store.ticks(stands.name, before=after)] == [at]
+        assert store.ticks(stands.name, before=before) == []
+
+    until = at - timedelta(microseconds=400)
+    delete = Change(schedule=standing(store, stands.name).schedule, delete=True, keep_until=until)
+    assert store.change([delete]) == [True]
+    assert store.ticks(stands.name) == [], "it was decided later than the ticks that are kept"
+
+
 def test_what_was_decided_goes_on_where_it_stopped_although_a_schedule_was_deleted(store: Store) -> None:
     now = store.now()
     for name, later in (("kept", 0), ("deleted", 100)):  # decided at one instant; those of `deleted` come first

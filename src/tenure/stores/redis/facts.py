@@ -90,3 +90,8 @@ def maybe_instant(milliseconds: str | None) -> datetime | None:
 def millis_at(when: datetime) -> int:
     """The first whole millisecond that is not before `when`."""
     return -((_EPOCH - when) // _MILLISECOND)
+
+
+def last_millis(when: datetime) -> int:
+    """The last whole millisecond that is not after `when`."""
+    return (when - _EPOCH) // _MILLISECOND

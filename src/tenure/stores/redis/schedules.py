@@ -23,7 +23,7 @@ from tenure.ports.schedules import (
 from tenure.stores.redis import drafts as jobs
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import instant, millis, millis_at
+from tenure.stores.redis.facts import instant, last_millis, millis, millis_at
 from tenure.stores.redis.reads import AT_ONCE, views_of
 from tenure.stores.rules import body_of, check_drafts, check_text, is_id
 
@@ -106,7 +106,7 @@ class RedisSchedules(RedisBase):
         place = 0  # ticks of deleted schedules have a place, but the caller knows none: `skip` does not count them
         while len(found) < limit:
             asked = min(skip + limit - len(found), MOST)
-            number, bodies = self._server.call("decided", millis_at(since), millis_at(until), place, asked)
+            number, bodies = self._server.call("decided", millis_at(since), last_millis(until), place, asked)
             found += map(decode_tick, bodies[skip:])
             skip -= min(skip, len(bodies))
             place += number
@@ -155,12 +155,15 @@ def _change(change: Change) -> list[Any]:
     check_drafts(change.drafts, ranges=True)
     check_text(change.owner, *change.cancel)
     stored = body_of(change.stored)
-    due_at = change.keep_until if change.delete else change.schedule.due_at
+    if change.delete:
+        due_at = None if change.keep_until is None else last_millis(change.keep_until)
+    else:
+        due_at = None if change.schedule.due_at is None else millis_at(change.schedule.due_at)
     values: list[Any] = [
         change.schedule.name,
         change.schedule.rev,
         b"" if change.delete else stored,
-        "" if due_at is None else millis_at(due_at),
+        "" if due_at is None else due_at,
         change.owner or "",
         change.former,
         *jobs.blocks(change.drafts),

@@ -14,7 +14,7 @@ import apsw
 from tenure.ports import Draft
 from tenure.ports.schedules import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
 from tenure.stores.rules import body_of, check_text, json_of
-from tenure.stores.sqlite.base import SqliteBase, instant, millis
+from tenure.stores.sqlite.base import SqliteBase, instant, last_millis, millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.reads import LEASE_ENDS, view_of
@@ -55,7 +55,7 @@ class SqliteSchedules(SqliteBase):
         rows = self._fetch(
             "SELECT body FROM tick_rows INDEXED BY tick_rows_decided WHERE NOT open AND decided_at BETWEEN ? AND ? "
             "ORDER BY decided_at DESC, schedule DESC, tick DESC, cause DESC LIMIT ? OFFSET ?",
-            (millis(since), millis(until), limit, skip),
+            (millis(since), last_millis(until), limit, skip),
         )
         return [decode_tick(row[0]) for row in rows]
 
@@ -176,7 +176,7 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     if wanted.owner is not None and first(connection, _OWNER_ALIVE, (wanted.owner, boot_id, boot)) is None:
         return False
     if wanted.delete:
-        kept = None if wanted.keep_until is None else millis(wanted.keep_until)
+        kept = None if wanted.keep_until is None else last_millis(wanted.keep_until)
         connection.execute(
             "DELETE FROM tick_rows WHERE schedule = ?1 AND (?2 IS NULL OR open OR decided_at > ?2)", (name, kept)
         )

@@ -29,7 +29,7 @@ from tenure.stores.rules import (
     settled,
     used_before,
 )
-from tenure.stores.sqlite.base import SqliteBase, millis
+from tenure.stores.sqlite.base import SqliteBase, last_millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.steps import SUSPECTS, end
 
@@ -204,7 +204,7 @@ def _take(
 
 
 def _by(witness: str | None, until: datetime | None) -> dict[str, Any]:
-    return {"witness": witness, "until": None if until is None else millis(until)}
+    return {"witness": witness, "until": None if until is None else last_millis(until)}
 
 
 def _declare(connection: apsw.Connection, worker_id: str, now: int) -> bool:
