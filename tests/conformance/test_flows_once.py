@@ -13,9 +13,9 @@ from conformance.test_races import Doors, many_times
 from conformance.test_races import doors as doors
 from conformance.test_races import threads_that_take_turns_often as threads_that_take_turns_often
 from conformance.test_waiting import FLOW, after, settle_waits
-from tenure.core.lifecycle import Completed, State
+from tenure.core.lifecycle import Completed, Failed, State
 from tenure.errors import BadData, FlowMade, StoreAway
-from tenure.ports import Draft, Enqueued, Links, Store
+from tenure.ports import Draft, Enqueued, Landed, Links, Store
 
 ONCE = Links(flow=FLOW, name="nightly", once=True)
 
@@ -121,6 +121,34 @@ def test_it_is_made_again_when_its_jobs_were_pruned(world: World) -> None:
     assert all(each.created for each in store.enqueue(parts(1)))
 
 
+def test_it_is_made_again_when_its_last_job_was_deleted(store: Store) -> None:
+    first, *others = [each.id for each in store.enqueue(parts(3))]
+    other = parts(1, flow=FLOW.replace("1", "2"))
+    store.enqueue(other)
+    store.cancel([first, *others], "no")
+
+    assert {*store.delete(others[::-1]).values()} == {Landed(State.CANCELLED)}
+    assert [(each.id, each.total) for each in store.flows([FLOW])] == [(FLOW, 1)]
+    with pytest.raises(FlowMade):
+        store.enqueue(parts(1))
+
+    store.delete([first, first])
+    assert [each.id for each in store.flows()] == [other[0].links.flow if other[0].links else None]
+    assert all(each.created for each in store.enqueue(parts(1)))
+
+
+def test_it_is_made_again_when_its_dead_letters_were_pruned(world: World) -> None:
+    store = world.store()
+    store.enqueue([draft(links=ONCE)])
+    assert finish(store, claim_one(store, start(store)), Failed("no", final=True)) is State.DEAD
+    world.advance(2 * DAY)
+    for _ in range(3):
+        store.prune(keep=7 * DAY, keep_dead=DAY)
+
+    assert store.flows() == []
+    assert all(each.created for each in store.enqueue(parts(1)))
+
+
 def test_other_flows_take_more_jobs(store: Store) -> None:
     links = Links(flow=FLOW, name="nightly")
     for _ in range(2):
@@ -156,6 +184,66 @@ def test_of_two_large_calls_at_once_one_makes_it(doors: Doors) -> None:
         settle_waits(here)
         assert ids(here, flow) == {each.id for each in made}
         assert len(everything(here)) == sum(each.total for each in here.flows())
+
+
+@many_times
+def test_of_two_that_delete_its_last_jobs_at_once_one_forgets_it(doors: Doors) -> None:
+    here, there = doors
+    flow = draft().id
+    links = Links(flow=flow, name="nightly", once=True)
+    first, second = (each.id for each in here.enqueue([draft(links=links), draft(links=links)]))
+
+    race(lambda: here.delete([first]), lambda: there.delete([second]))
+
+    assert here.flows([flow]) == []
+
+
+@many_times
+def test_a_flow_is_known_that_gets_a_job_while_its_last_one_is_deleted(doors: Doors) -> None:
+    here, there = doors
+    flow = draft().id
+    links = Links(flow=flow, name="nightly")
+    old = put(here, links=links)
+
+    race(lambda: here.delete([old]), lambda: put(there, links=links))
+
+    assert [each.total for each in here.flows([flow])] == [1]
+
+
+@many_times
+def test_one_that_is_made_while_its_last_job_is_deleted_is_made_once(doors: Doors) -> None:
+    here, there = doors
+    flow = draft().id
+    (old,) = here.enqueue([draft(links=Links(flow=flow, name="nightly", once=True))])
+    again = parts(1, flow=flow)
+
+    gone, answer = race(lambda: here.delete([old.id]), making(there, again))
+
+    assert gone == {old.id: Landed(State.QUEUED)}
+    assert ids(here, flow) == ({each.id for each in again} if answer else set[str]())
+    assert [each.total for each in here.flows([flow])] == ([2] if answer else [])
+
+
+@pytest.mark.parametrize("end", ["committed", "rolled back"])
+def test_a_transaction_that_stores_a_job_of_it_keeps_it(end: str, doors: Doors) -> None:
+    here, there = doors
+    if not here.capabilities.transactions:
+        pytest.skip("this store joins no transactions")
+    links = Links(flow=FLOW, name="nightly")
+    old, new = put(here, links=links), draft(links=links)
+    other = Thread(target=lambda: race(lambda: there.delete([old])))
+
+    with suppress(ZeroDivisionError), here.transaction() as tx:
+        here.enqueue([new], tx=tx)
+        other.start()
+        other.join(0.3)  # in some stores it waits for our end
+        if end == "rolled back":
+            raise ZeroDivisionError
+    other.join()
+
+    assert here.get(old) is None
+    assert ids(here) == ({new.id} if end == "committed" else set[str]())
+    assert [each.total for each in here.flows()] == ([1] if end == "committed" else [])
 
 
 @pytest.mark.parametrize("end", ["committed", "rolled back"])

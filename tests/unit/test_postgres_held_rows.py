@@ -30,7 +30,6 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Busy, Landed, Progress
 from tenure.ports.schedules import Change
 from tenure.stores.postgres import PostgresStore, base, server, steps, workers
-from tenure.stores.postgres import jobs as verbs
 from tenure.stores.postgres.deadlines import Silent
 from tenure.tasks.client import Client
 from waiting import until
@@ -350,7 +349,7 @@ def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
     store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [put(store) for _ in range(100)]
-    monkeypatch.setattr(verbs, "OPERATED_SECONDS", 0.5)
+    monkeypatch.setattr(base, "OPERATED_SECONDS", 0.5)
     monkeypatch.setattr(base, "cut_off_after", lambda *_: inf)  # a process that is held up has not stopped
     with line(url) as (proxy, through):
         monkeypatch.setattr(server.Server.run, "__defaults__", (60.0,))

@@ -164,7 +164,7 @@ CASES: Mapping[str, Case] = {
     "WAITED": Case(wait_reads.WAITED, (50,), {("Index Scan", "jobs_waited")}),
     "WAITS": Case(wait_reads.WAITS, (10_000, 200), {("Index Only Scan", "jobs_flow")}),
     "OLD_FLOWS": Case(jobs.OLD_FLOWS, (3600.0, ids(1)[0], 1000), {("Index Only Scan", "jobs_flow")}),
-    "PRUNE_FLOWS": Case(jobs.PRUNE_FLOWS, (ids(200),), {("Index Scan", "jobs_flow")}),
+    "FORGET_FLOWS": Case(operated.FORGET_FLOWS, (ids(200),), {("Index Scan", "jobs_flow")}),
 }
 
 

@@ -229,7 +229,7 @@ class JobStore(Protocol):
 
         If a flow of these drafts is to be stored only once (`links.once`) and exists already, nothing is stored, and
         FlowMade is raised: also for a flow that is committed while this call waits for it, and for this very call if
-        it is repeated. A flow exists while one of its jobs does, and until `prune` has found that none is left.
+        it is repeated. A flow exists while one of its jobs does: `delete` and `prune` forget it with the last one.
 
         If the id is already stored, or a live job of that task holds the unique key, nothing is created and the answer
         names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then

@@ -330,6 +330,11 @@ def ages(keep: float, keep_dead: float | None) -> list[tuple[State, float]]:
     return [(State.COMPLETED, keep), (State.CANCELLED, keep), *dead]
 
 
+def shortest(keep: float, keep_dead: float | None) -> float:
+    """How long the first jobs are kept: an older flow may have none left."""
+    return min(age for _, age in ages(keep, keep_dead))
+
+
 def bad_cursor(cursor: str) -> InvalidOption:
     return InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
 

@@ -118,7 +118,9 @@ class MemoryJobs(MemoryOperated):
 
     @atomic
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        return {name: self._delete(row) if row else None for name, row in self._named(ids)}
+        answers = {name: self._delete(row) if row else None for name, row in self._named(ids)}
+        self._forget_flows()
+        return answers
 
     @atomic
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
@@ -130,7 +132,8 @@ class MemoryJobs(MemoryOperated):
         old = [view for view in old if not (self._live_child(view.id) or self._gathers(view.id))]  # stored just now
         for view in old[:limit]:
             self._forget(view.id)
-        self._forget_waits(keep)
+        self._forget_flows()
+        self._forget_signals(keep)
         return len(old[:limit])
 
     @atomic

@@ -111,13 +111,15 @@ class MemoryOperated(MemoryBase):
             self._known.tell(key, "look")
         self._known.forget(job_id)
 
-    def _forget_waits(self, keep: float) -> None:
-        """Forget old flows without jobs, and old shared signals."""
-        now, used = self.now(), {row.view.flow for row in self._rows()}
-        for name in [
-            name for name, (_, made) in self._known.flows.items() if name not in used and age(now, made) > keep
-        ]:
+    def _forget_flows(self) -> None:
+        """Forget flows of which no job is left."""
+        used = {row.view.flow for row in self._rows()}
+        for name in self._known.flows.keys() - used:
             del self._known.flows[name]
+
+    def _forget_signals(self, keep: float) -> None:
+        """Forget old shared signals."""
+        now = self.now()
         for key, (_, sent_at) in list(self._known.signals.items()):
             if not key[0] and age(now, sent_at) > keep:
                 del self._known.signals[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -17,12 +17,13 @@ from tenure.stores.postgres.deadlines import Silent
 from tenure.stores.postgres.drafts import enqueue_steps
 from tenure.stores.postgres.joins import Rows
 from tenure.stores.postgres.server import Connection, Server, Steps, run
-from tenure.stores.rules import json_of
+from tenure.stores.rules import is_id, json_of
 
 T = TypeVar("T")
 
 #: A process that stops between two statements, by SIGSTOP or with its host, keeps what it has locked for this long.
 STOPPED: LiteralString = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
+OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 SLOWEST_LINE = 64 * 1024  #: bytes a second
 
 #: Queues and kinds of jobs that are queued: one look-up in the index for each, however many are served.
@@ -102,6 +103,33 @@ class PostgresBase:
                 raise psycopg.errors.IdleInTransactionSessionTimeout(str(error)) from error
 
         return self._server.run(step)
+
+    def _each(
+        self,
+        ids: Iterable[str],
+        step: Callable[[Connection, str], T],
+        *,
+        sent: int = 0,
+        last: Callable[[Connection], None] = lambda _: None,
+    ) -> dict[str, T | None]:
+        """One by one, in as many transactions as needed: over a slow network hundreds exceed a verb's time limit."""
+        answers: dict[str, T | None] = dict.fromkeys(ids)
+        left = [job_id for job_id in answers if is_id(job_id)]
+
+        def some(connection: Connection) -> dict[str, T]:
+            done, until = dict[str, T](), monotonic() + OPERATED_SECONDS
+            for job_id in left:
+                done[job_id] = step(connection, job_id)
+                if monotonic() > until:
+                    break
+            last(connection)
+            return done
+
+        while left:
+            done = self._locking(some, sent=sent)
+            answers.update(done)
+            del left[: len(done)]
+        return answers
 
     def _in_steps(self, steps: Callable[[], Steps[T]], *, sent: int | None = None) -> T:
         """The steps of a verb, in one transaction."""

@@ -13,12 +13,12 @@ from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
 from tenure.stores.postgres.links import (
     ASK,
-    FLOWS,
     GATHERERS,
     KNOWN,
     MAKE,
     MAKE_SOON,
     WAITS,
+    add_flows,
     link,
     linked,
     make_once,
@@ -171,8 +171,7 @@ def _linked_steps(drafts: Sequence[Draft], make: str, enqueue: str) -> Steps[tup
     if gatherers := {draft.links.gatherer for draft in drafts if draft.links and draft.links.gatherer}:
         yield GATHERERS, sorted(gatherers)
     yield from link(list(edges.values()))
-    if flows:
-        yield FLOWS, [{"id": each, "name": name} for each, name in flows.items()]
+    yield from add_flows(flows)
     stored = {draft.links.flow for draft, answer in zip(drafts, answers, strict=True) if draft.links and answer.created}
     yield from unmake(made - stored)  # other jobs stand for all of theirs
     if asks:

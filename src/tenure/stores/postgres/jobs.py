@@ -60,17 +60,16 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
-    is_id,
     json_of,
     lease_facts,
     promoted,
+    shortest,
     size_of,
 )
 
 T = TypeVar("T")
 
 HELD_SECONDS = 0.5
-OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 WARY_SECONDS = 5.0
 CLAIM_TRIES = 10  #: if other workers claimed the jobs first, or they were changed meanwhile
 MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
@@ -244,8 +243,6 @@ PRUNE_SHARED = """
 OLD_FLOWS = """
     SELECT id::text, (SELECT true FROM @.jobs WHERE flow = f.id LIMIT 1) FROM @.flows AS f
     WHERE created_at < @now - %s * interval '1 second' AND id > %s::uuid ORDER BY id LIMIT %s"""
-PRUNE_FLOWS = """
-    DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 PRUNE_WORKERS = "DELETE FROM @.workers WHERE died_at < @now - interval '1 day'"
@@ -360,26 +357,12 @@ class PostgresJobs(PostgresBase):
         )
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        return self._each(ids, lambda connection, job_id: operated.delete(connection, self._sql, job_id))
-
-    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T], *, sent: int = 0) -> dict[str, T | None]:
-        """One by one, in as many transactions as needed: over a slow network hundreds exceed a verb's time limit."""
-        answers: dict[str, T | None] = dict.fromkeys(ids)
-        left = [job_id for job_id in answers if is_id(job_id)]
-
-        def some(connection: Connection) -> dict[str, T]:
-            done, until = dict[str, T](), monotonic() + OPERATED_SECONDS
-            for job_id in left:
-                done[job_id] = step(connection, job_id)
-                if monotonic() > until:
-                    break
-            return done
-
-        while left:
-            done = self._locking(some, sent=sent)
-            answers.update(done)
-            del left[: len(done)]
-        return answers
+        flows = set[str]()
+        return self._each(
+            ids,
+            lambda connection, job_id: operated.delete(connection, self._sql, job_id, flows),
+            last=lambda connection: operated.forget_flows(connection, self._sql, flows),
+        )
 
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
         gone = 0
@@ -388,7 +371,7 @@ class PostgresJobs(PostgresBase):
             gone += self._server.run(lambda c, values=values: c.execute(self._sql(PRUNE), values).rowcount)  # type: ignore[misc]
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
-        self._prune_flows(keep, limit)
+        self._prune_flows(shortest(keep, keep_dead), limit)
         with suppress(StoreBusy):  # then the next call forgets them
             self._locking(lambda connection: forget_idle(connection, self._sql, limit))
         return gone
@@ -398,7 +381,7 @@ class PostgresJobs(PostgresBase):
         rows = self._server.fetch(OLD_FLOWS, keep, self._flows_from, limit)
         empty = [row[0] for row in rows if not row[1]]
         if empty:
-            self._server.run(lambda connection: connection.execute(self._sql(PRUNE_FLOWS), (empty,)))
+            self._locking(lambda c: operated.forget_flows(c, self._sql, empty, lock=operated.LOCK_FREE_FLOWS))
         self._flows_from = rows[-1][0] if len(rows) == limit else _FIRST_ID
 
     def pause(self, queue: str, *, paused: bool) -> bool:

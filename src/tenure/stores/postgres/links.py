@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from tenure.core.lifecycle import Lease, Outcome, Suspended
@@ -61,10 +61,16 @@ AGAIN = """
       AND (e."until" = 'ended' AND g."until" = 'completed' OR e.state = 'closed' AND NOT g.completed)
     RETURNING e.place"""
 
+#: Those that exist are locked against a delete of the last of their other jobs, which does not see jobs that are not
+#: committed yet; not against each other. Only a flow that somebody stores or deletes meanwhile is not returned.
 FLOWS = """
-    INSERT INTO @.flows (id, name, created_at)
-    SELECT id, name, @now FROM json_to_recordset(:p::json) AS f (id uuid, name text) ORDER BY id
-    ON CONFLICT DO NOTHING RETURNING name"""
+    WITH given AS MATERIALIZED (SELECT * FROM json_to_recordset(:p::json) AS g (id uuid, name text)),
+    known AS MATERIALIZED (SELECT id FROM @.flows WHERE id IN (SELECT id FROM given) ORDER BY id FOR KEY SHARE),
+    made AS (
+        INSERT INTO @.flows (id, name, created_at)
+        SELECT id, name, @now FROM given WHERE id NOT IN (SELECT id FROM known) ORDER BY id
+        ON CONFLICT DO NOTHING RETURNING id)
+    SELECT id::text FROM known UNION ALL SELECT id::text FROM made"""
 
 _MAKE = """
     WITH given AS MATERIALIZED (SELECT *{waits} FROM json_to_recordset(:p::json) AS f (id uuid, name text))
@@ -128,6 +134,14 @@ def link(edges: Sequence[dict[str, Any]]) -> Steps[None]:
         added = yield LINK, part
         if len(added) < len(part):
             yield AGAIN, part
+
+
+def add_flows(names: Mapping[str, str]) -> Steps[None]:
+    """Store the flows of new jobs, by id: they exist until the jobs are committed, whoever deletes their other jobs."""
+    left = dict(names)
+    while left:
+        for (flow,) in (yield FLOWS, [{"id": each, "name": name} for each, name in left.items()]):
+            del left[flow]
 
 
 def make_once(drafts: Sequence[Draft], make: str) -> Steps[set[str]]:

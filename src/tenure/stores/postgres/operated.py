@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import psycopg
 
 from tenure.core.lifecycle import EXPIRED, State
@@ -88,6 +90,12 @@ SKIP = """
     WITH skipped AS (
         UPDATE @.edges SET state = 'skipped' WHERE parent = %s AND (state || '') IN ('new', 'armed') RETURNING child)
     INSERT INTO @.asks (item) SELECT child FROM skipped"""
+
+
+LOCK_FLOWS = "SELECT id::text FROM @.flows WHERE id = ANY (%s::uuid[]) ORDER BY id FOR UPDATE"
+LOCK_FREE_FLOWS = f"{LOCK_FLOWS} SKIP LOCKED"  #: without those in which somebody stores jobs
+FORGET_FLOWS = """
+    DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
 
 
 def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
@@ -189,7 +197,8 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
     return _state(connection, sql, job_id) or to  # with limits it is parked, not queued
 
 
-def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
+def delete(connection: Connection, sql: Sql, job_id: str, flows: set[str]) -> Answer | None:
+    """`flows`: to it the flow of the job is added, which `forget_flows` has to look at in the same transaction."""
     # Locked first: which jobs wait for it is read after a look that marks it as needed has committed.
     connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR UPDATE"), (job_id,))
     state = _state(connection, sql, job_id)
@@ -203,8 +212,21 @@ def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
     gathered = connection.execute(sql(_GATHERED), (job_id,)).fetchone()
     if gathered is not None:
         return gathers(gathered[0])
-    connection.execute(sql("DELETE FROM @.jobs WHERE id = %s"), (job_id,))
+    gone = connection.execute(sql("DELETE FROM @.jobs WHERE id = %s RETURNING flow::text"), (job_id,)).fetchall()
+    flows.update(flow for (flow,) in gone if flow is not None)
     return Landed(state)
+
+
+def forget_flows(connection: Connection, sql: Sql, flows: Iterable[str], *, lock: str = LOCK_FLOWS) -> None:
+    """Delete those of these flows of which no job is left.
+
+    They are locked first, in an order that all share: whether one has jobs is read after everybody who was deleting its
+    other jobs, or storing more of them, has committed.
+    """
+    wanted = sorted(set(flows))
+    if wanted:
+        locked = [row[0] for row in connection.execute(sql(lock), (wanted,)).fetchall()]
+        connection.execute(sql(FORGET_FLOWS), (locked,))
 
 
 def skip(connection: Connection, sql: Sql, job_id: str) -> Answer | None:

@@ -51,6 +51,7 @@ from tenure.stores.rules import (
     key_held,
     lease_facts,
     promoted,
+    shortest,
     why_not_replayed,
 )
 from tenure.stores.sqlite import links, places, steps
@@ -116,6 +117,9 @@ _LOG = """
 _REFUSED = """
     UPDATE attempts SET evidence = json_set(evidence, '$.refused', :why)
     WHERE job_id = :id AND attempt = :attempt AND worker_id = :worker AND evidence ->> '$.refused' IS NULL"""
+
+
+_NO_JOB_LEFT = "NOT EXISTS (SELECT 1 FROM jobs WHERE flow = flows.id)"
 
 
 def _choose(connection: apsw.Connection, facts: Mapping[str, Any], room: int) -> tuple[list[Claimed], str, int]:
@@ -285,9 +289,9 @@ class SqliteJobs(SqliteBase):
             old = now - int(keep * 1000)
             connection.execute("DELETE FROM signals WHERE job_id IS NULL AND sent_at < ?", (old,))
             connection.execute(
-                "DELETE FROM flows WHERE id IN (SELECT id FROM flows WHERE created_at < ? AND NOT EXISTS ("
-                "SELECT 1 FROM jobs WHERE flow = flows.id) ORDER BY created_at LIMIT ?)",
-                (old, limit),
+                f"DELETE FROM flows WHERE id IN (SELECT id FROM flows WHERE created_at < ? AND {_NO_JOB_LEFT} "
+                "ORDER BY created_at LIMIT ?)",
+                (now - int(shortest(keep, keep_dead) * 1000), limit),
             )
             connection.execute("DELETE FROM workers WHERE died_at < ?", (now - int(WORKER_KEPT * 1000),))
             connection.execute(FORGET_IDLE, (limit,))
@@ -476,11 +480,14 @@ def _replay(connection: apsw.Connection, job_id: str, due: int, now: int, edit: 
 
 
 def _delete(connection: apsw.Connection, job_id: str) -> Answer | None:
-    state = steps.state_of(connection, job_id)
-    if state is None:
+    found = first(connection, "SELECT state, flow FROM jobs WHERE id = ?", (job_id,))
+    if found is None:
         return None
+    state, flow = State(found[0]), found[1]
     refused = NOT_DELETED if state is State.PROCESSING else links.why_not_deleted(connection, job_id)
     if refused is not None:
         return refused
     connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+    if flow is not None:
+        connection.execute(f"DELETE FROM flows WHERE id = ? AND {_NO_JOB_LEFT}", (flow,))
     return Landed(state)
