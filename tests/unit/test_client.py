@@ -339,6 +339,92 @@ def test_a_cancelled_caller_takes_only_its_own_job_along(rig: Rig) -> None:
     assert rig.store.writes == [["leader"], ["stays"]]
 
 
+@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("name", ["free", "held"])
+def test_an_enqueue_goes_on_after_all_tasks_were_cancelled_at_any_moment(rig: Rig, name: str, turns: int) -> None:
+    """So do shutdown recipes: a task that waits for a write, or is to begin one, is cancelled with the callers."""
+    rig.store.holding = True
+
+    async def cancelled_after(turns: int) -> asyncio.Task[list[Enqueued]]:
+        caller = asyncio.create_task(rig.client.aenqueue([draft(name, unique="k")]))
+        while name == "held" and not any(gatherer._held for gatherer in rig.client._gatherers.values()):
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for each in asyncio.all_tasks() - {asyncio.current_task()}:
+            each.cancel()
+        return caller
+
+    async def main() -> list[Enqueued]:
+        caller = await cancelled_after(turns)
+        await asyncio.wait([caller])
+        rig.store.holding = False
+        return await asyncio.wait_for(rig.client.aenqueue([draft(name, unique="k")]), 20)
+
+    assert len(asyncio.run(main())) == 1
+
+
+@pytest.mark.parametrize("name", ["free", "held"])
+def test_a_caller_that_enqueues_as_it_is_cancelled_stores_its_job(rig: Rig, name: str) -> None:
+    """As `asyncio.run` cancels all tasks at its end, in the middle of a write."""
+    started, go = threading.Event(), threading.Event()
+    stored: list[Enqueued] = []
+
+    def hold() -> None:
+        started.set()
+        assert go.wait(60)
+
+    async def caller() -> None:
+        try:
+            await rig.client.aenqueue([draft(name, unique="k")])
+        finally:
+            rig.store.holding = False
+            asyncio.get_running_loop().call_soon(go.set)
+            stored.extend(await rig.client.aenqueue([draft(name, unique="k")]))
+
+    async def main() -> None:
+        rig.store.holding = True
+        if name == "free":
+            rig.store.writing = hold
+        running.append(asyncio.create_task(caller()))
+        if name == "free":
+            await asyncio.to_thread(started.wait)
+        while name == "held" and not any(gatherer._held for gatherer in rig.client._gatherers.values()):
+            await asyncio.sleep(0)
+
+    running: list[asyncio.Task[None]] = []
+    asyncio.run(main())
+
+    assert len(stored) == 1
+
+
+def test_a_loop_that_closes_in_the_middle_of_a_write_leaves_no_error_behind(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        assert go.wait(60)
+
+    async def main() -> None:
+        running.append(asyncio.create_task(rig.client.aenqueue([draft("late")])))
+        await asyncio.to_thread(started.wait)
+
+    running: list[asyncio.Task[list[Enqueued]]] = []
+    rig.store.writing = hold
+    asyncio.run(main())
+    (gatherer,) = rig.client._gatherers.values()
+    go.set()
+    for lane in gatherer._lanes:
+        lane.thread.shutdown(wait=True)
+
+    assert running[0].cancelled()
+    assert rig.store.writes == [["late"]]
+    assert caplog.records == []
+    assert asyncio.run(rig.client.aenqueue([draft()]))[0].created
+
+
 def test_a_client_serves_one_loop_after_the_other(rig: Rig) -> None:
     for _ in range(3):
         assert asyncio.run(rig.client.aenqueue([draft()]))[0].created

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import BATCH_BYTES, Draft, Enqueued, OnLoop
-from tenure.tasks.loops import drive
+from tenure.tasks.loops import drive, pass_on
 
 RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 BUSY_SECONDS = 5.0  #: how long a caller waits for a key that an open transaction holds
@@ -65,7 +65,6 @@ class Gatherer:
         self._lanes = (_Lane(self, "tenure-enqueue"), _Lane(self, "tenure-enqueue-unique"))
         self._held: dict[_Key, list[_Caller]] = {}  #: the callers that wait for each held key
         self._tries = ThreadPoolExecutor(_HELD_THREADS, "tenure-enqueue-held")
-        self._tasks = set[asyncio.Task[None]]()
 
     def close(self) -> None:
         for thread in (*(lane.thread for lane in self._lanes), self._tries):
@@ -94,7 +93,7 @@ class Gatherer:
         if not self._joins_held(caller):
             callers = [caller]
             self._held |= dict.fromkeys(caller.wanted(), callers)
-            self.start(callers)
+            self._try_later(callers, _SHORTEST_PAUSE)
 
     def _joins_held(self, caller: _Caller) -> bool:
         callers = next((self._held[key] for key in caller.wanted() if key in self._held), None)
@@ -102,38 +101,42 @@ class Gatherer:
             callers.append(caller)
         return callers is not None
 
-    def start(self, callers: list[_Caller]) -> None:
-        # A task of its own, not that of a caller: a cancelled caller then affects only its own jobs.
-        task = asyncio.get_running_loop().create_task(self._try_held(callers))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _try_held(self, callers: list[_Caller]) -> None:
-        """Try the first of them until its key is free, then store the others too."""
-        loop, pause = asyncio.get_running_loop(), _SHORTEST_PAUSE
-        try:
-            while callers:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
-                batch = callers[:1]
-                answers = await loop.run_in_executor(self._tries, self.write, batch)
-                if isinstance(answers[0], StoreBusy):
-                    batch, answers = callers.copy(), answers * len(callers)
-                else:
-                    batch = callers[:_MAX_BATCH]
-                    answers += await loop.run_in_executor(self._tries, self.write, batch[1:])
-                for caller, answer in zip(batch, answers, strict=True):
-                    if not isinstance(answer, StoreBusy) or loop.time() > caller.give_up_at:
-                        callers.remove(caller)
-                        caller.answer(answer)
-                callers[:] = [caller for caller in callers if not caller.future.done()]
-        except BaseException as error:
-            fail(callers, error)
-            raise
-        finally:
+    def _try_later(self, callers: list[_Caller], pause: float) -> None:
+        """By callbacks: a task would end when the program cancels all of its tasks, and its callers would wait on."""
+        callers[:] = [caller for caller in callers if not caller.future.done()]
+        if callers:
+            asyncio.get_running_loop().call_later(pause, self._try_held, callers, min(pause * 2, _LONGEST_PAUSE))
+        else:
             self._held = {key: waiting for key, waiting in self._held.items() if waiting is not callers}
 
+    def _try_held(self, callers: list[_Caller], pause: float) -> None:
+        """Try the first of them until its key is free, then store the others too. `pause`: until the next try."""
+        batch = [caller for caller in callers if not caller.future.done()][:_MAX_BATCH]
+        if batch:
+            pass_on(self._tries, partial(self._write_held, batch), partial(self._tried, callers, pause, batch))
+        else:  # all were cancelled
+            self._try_later(callers, pause)
+
+    def _tried(
+        self, callers: list[_Caller], pause: float, batch: list[_Caller], answers: list[_Answer] | BaseException
+    ) -> None:
+        if isinstance(answers, BaseException):
+            fail(callers, answers)
+        else:
+            now = asyncio.get_running_loop().time()
+            if isinstance(answers[0], StoreBusy):
+                batch, answers = callers.copy(), answers * len(callers)
+            for caller, answer in zip(batch, answers, strict=True):
+                if not isinstance(answer, StoreBusy) or now > caller.give_up_at:
+                    caller.answer(answer)
+        self._try_later(callers, pause)
+
     # ── in the writer threads ──
+
+    def _write_held(self, callers: list[_Caller]) -> list[_Answer]:
+        """The answer of the first caller if its key is still held, else an answer for each of them."""
+        first = self.write(callers[:1])
+        return first if isinstance(first[0], StoreBusy) else first + self.write(callers[1:])
 
     def write(self, callers: Sequence[_Caller]) -> list[_Answer]:
         """An answer for each caller. If the store refuses or is busy, halve the batch until the caller is alone."""
@@ -178,7 +181,6 @@ class _Lane:
         self._waiting: list[_Caller] = []
         self._busy = False
         self._single = False  #: the last write was for one caller
-        self._writing: asyncio.Task[None] | None = None
         self.call: OnLoop | None = None  #: the last one that this loop has begun
         self._context = Context()  # not a caller's: a write may serve several
         # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
@@ -221,19 +223,15 @@ class _Lane:
             self._pass_on([caller], [answer if isinstance(answer, Exception) else [answer]])
 
     def _store_in_thread(self, batch: list[_Caller]) -> None:
-        # A separate task, not a caller: a cancelled caller then affects only its own jobs.
-        self._writing = asyncio.get_running_loop().create_task(self._write(batch))
+        # No task waits for the thread: a program that cancels all of its tasks would cancel that one too.
+        pass_on(self.thread, partial(self._gatherer.write, batch), partial(self._written, batch))
 
-    async def _write(self, batch: list[_Caller]) -> None:
-        try:
-            answers = await asyncio.get_running_loop().run_in_executor(self.thread, self._gatherer.write, batch)
-        except BaseException as error:
+    def _written(self, batch: list[_Caller], answers: list[_Answer] | BaseException) -> None:
+        if isinstance(answers, BaseException):
             later, self._waiting, self._busy = self._waiting, [], False
-            fail(batch + later, error)
-            raise
-        finally:
-            self._writing = None  # a task holds its loop, and a loop that is still held is not forgotten
-        self._pass_on(batch, answers)
+            fail(batch + later, answers)
+        else:
+            self._pass_on(batch, answers)
 
     def _pass_on(self, batch: list[_Caller], answers: list[_Answer]) -> None:
         for caller, answer in zip(batch, answers, strict=True):
@@ -262,6 +260,6 @@ class _Lane:
 
 
 def fail(callers: Iterable[_Caller], error: BaseException) -> None:
-    """There is no thread, or the loop is closing: no caller may wait forever."""
+    """There is no thread: no caller may wait forever."""
     for caller in callers:
         caller.answer(StoreAway(f"the jobs could not be passed to the store: {error!r}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,7 +12,7 @@ from tenure.errors import WouldBlock
 from tenure.ports import Awaited, Enqueued, OnLoop, Readable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 T = TypeVar("T")
 
@@ -48,6 +49,28 @@ async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
         future.exception()  # mark it as retrieved: the caller gets the cancellation instead
         raise
     return future.result()
+
+
+def pass_on(thread: Executor, call: Callable[[], T], answered: Callable[[T | BaseException], None]) -> None:
+    """Run the call in the thread, then pass on its answer, or what it raised, on this loop.
+
+    By a callback, not by a task: a program that cancels all of its tasks would cancel that one, before its first step
+    too. At once if no thread can be started.
+    """
+    from asyncio import get_running_loop
+
+    loop, context = get_running_loop(), copy_context()
+
+    def over(done: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nothing on it waits any more
+            loop.call_soon_threadsafe(answered, done.exception() or done.result(), context=context)
+
+    try:
+        future = thread.submit(call)
+    except RuntimeError as error:
+        answered(error)
+    else:
+        future.add_done_callback(over)
 
 
 def drive(call: OnLoop, answered: Callable[[Enqueued | Exception | None], None]) -> None:
