@@ -42,7 +42,7 @@ from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_options
 from tenure.tasks.job import Job
 from tenure.tasks.limits import DeclaredLimits
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import aside, refuse_on_loop
 from tenure.tasks.named import ByName
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import NewJob, common_tx
@@ -327,9 +327,7 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
         """The client, opened on first use in a thread."""
         if self._client.current is not None or self._testing is not None:
             return self.client()
-        from asyncio import to_thread
-
-        return await to_thread(self.client)
+        return await aside(self.client)
 
     # ── opening and closing ──
 
@@ -346,9 +344,7 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        from asyncio import to_thread
-
-        await to_thread(self._client.close)
+        await aside(self._client.close)
 
 
 _OPTIONS = tuple(inspect.signature(Tenure).parameters)[:-1]

@@ -20,6 +20,7 @@ from django.db import close_old_connections, connections
 
 from tenure.core.logs import logger
 from tenure.tasks.job import Job
+from tenure.tasks.loops import aside
 
 _log = logger("tenure.worker")
 CLOSE_SECONDS = 5.0  #: how long the end of a worker waits for the thread of async handlers
@@ -93,7 +94,7 @@ _kept = KeptConnections()
 async def kept_connections() -> AsyncIterator[KeptConnections]:
     """Close the connections of a worker's threads when it ends."""
     yield _kept
-    await asyncio.to_thread(_kept.close)
+    await aside(_kept.close)
 
 
 def _closed(connection: Any) -> None:

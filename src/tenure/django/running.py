@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +27,7 @@ from tenure.django.results import local, result_of, started
 from tenure.errors import JobStopped, TenureError
 from tenure.events import current
 from tenure.tasks.job import Job
+from tenure.tasks.loops import aside
 from tenure.worker.lost import judged
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def _on_loop(task: DjangoTask) -> Callable[..., Awaitable[Any]]:
         except asyncio.CancelledError:
             raise  # the job is being stopped: whether it runs again is not decided here
         except BaseException as error:
-            if await asyncio.to_thread(attempt.failed, error):
+            if await aside(partial(attempt.failed, error)):
                 await task_finished.asend_robust(attempt.sender, task_result=attempt.result)
             raise
         attempt.succeeded(value)
@@ -102,7 +104,7 @@ def _on_loop(task: DjangoTask) -> Callable[..., Awaitable[Any]]:
 async def _begun(task: DjangoTask, job: Job[Any], payload: dict[str, Any]) -> _Attempt:
     if job.attempt == 1:  # it reads nothing
         return _Attempt(task, job, payload)
-    return await asyncio.to_thread(_Attempt, task, job, payload)
+    return await aside(partial(_Attempt, task, job, payload))
 
 
 def _backend(task: DjangoTask) -> BaseTaskBackend | None:

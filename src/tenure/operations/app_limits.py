@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenure.core.durations import Duration
 from tenure.tasks.handle import AppPort
 from tenure.tasks.limits import Limit, declared_limit, name_of
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import aside, refuse_on_loop
 
 if TYPE_CHECKING:
     from tenure.operations.limits import KeyStatus, Limits, LimitStatus
@@ -157,10 +157,8 @@ class AppLimits:
         return self._of(self._app.client())
 
     async def _there(self, call: Callable[[Limits], T]) -> T:
-        from asyncio import to_thread
-
         client = await self._app.aclient()
-        return await to_thread(lambda: call(self._of(client)))
+        return await aside(lambda: call(self._of(client)))
 
     def _of(self, client: Any) -> Limits:
         from tenure.operations.admin import Admin

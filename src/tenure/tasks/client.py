@@ -29,7 +29,7 @@ from tenure.errors import FlowMade, JobFailed, StoreAway, StoreBusy, StoreError,
 from tenure.events import LogLine, current, log_jobs
 from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Text, Update
 from tenure.tasks.gather import RETRY_SECONDS, Gatherer
-from tenure.tasks.loops import awaited, settled
+from tenure.tasks.loops import aside, awaited, settled
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 from tenure.tasks.registered import check_registered
 from tenure.tasks.tracing import Tracing
@@ -174,7 +174,7 @@ class Client:
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self.refuse_beside_transaction()
         if any(len(draft.payload) >= self.store.capabilities.inline for draft in drafts):
-            await asyncio.to_thread(retried, partial(self._keep, drafts))  # those that share the write don't wait
+            await aside(partial(retried, partial(self._keep, drafts)))  # those that share the write don't wait
         tracing = self._tracing()
         if tracing is None or not drafts:
             return await self._gathered(drafts)
@@ -305,7 +305,7 @@ class Client:
         here = update.status is None or update.status.state in ENDED
         if here and not (update.result and is_offloaded(update.result)):
             return self._outcome(update, timeout)
-        return await asyncio.to_thread(self._outcome, update, timeout)  # it reads the workers, or the bucket
+        return await aside(partial(self._outcome, update, timeout))  # it reads the workers, or the bucket
 
     def _outcome(self, update: Update, timeout: float | None) -> str:
         job = _there(update, self.settings)
@@ -348,7 +348,7 @@ class Client:
 
     async def acancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
-        return await asyncio.to_thread(self.cancel, job_id, reason)
+        return await aside(partial(self.cancel, job_id, reason))
 
     # ── signals ──
 
@@ -366,7 +366,7 @@ class Client:
 
     async def asignal(self, job_id: str | None, key: str, text: str) -> bool:
         """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
-        return await asyncio.to_thread(self.signal, job_id, key, text)
+        return await aside(partial(self.signal, job_id, key, text))
 
 
 def _ring(notifier: Notifier, rings: Iterable[Ring]) -> None:

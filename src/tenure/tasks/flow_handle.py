@@ -13,7 +13,7 @@ from uuid import UUID
 from tenure.core.lifecycle import ENDED, EXPIRED, LIVE, State
 from tenure.errors import UnknownJob
 from tenure.ports import Filter, Landed, Ring
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import aside, refuse_on_loop
 from tenure.tasks.texts import checked_text
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class FlowHandle:
 
     async def astatus(self) -> FlowStatus:
         """How many of its jobs are in each state. Raises UnknownJob if there is no such flow."""
-        from asyncio import to_thread
-
-        return await to_thread(_status, await self._app.aclient(), self._id)
+        return await aside(partial(_status, await self._app.aclient(), self._id))
 
     def updates(self) -> FlowUpdates:
         """Its status now, and after each change, until all its jobs have ended. For `for` and for `async for`.
@@ -95,9 +93,8 @@ class FlowHandle:
 
     async def acancel(self, reason: str = "") -> int:
         """Cancel its jobs that have not ended, and request a stop of those that run. Returns how many there were."""
-        from asyncio import to_thread
-
-        return await to_thread(_cancel, await self._app.aclient(), self._id, checked_text(reason, "reason", 2000))
+        reason = checked_text(reason, "reason", 2000)
+        return await aside(partial(_cancel, await self._app.aclient(), self._id, reason))
 
     def replay(self) -> int:
         """Run its dead and expired jobs again, with fresh budgets, so that the flow goes on. Returns how many."""
@@ -106,9 +103,7 @@ class FlowHandle:
 
     async def areplay(self) -> int:
         """Run its dead and expired jobs again, with fresh budgets, so that the flow goes on. Returns how many."""
-        from asyncio import to_thread
-
-        return await to_thread(_replay, await self._app.aclient(), self._id)
+        return await aside(partial(_replay, await self._app.aclient(), self._id))
 
 
 class FlowUpdates:

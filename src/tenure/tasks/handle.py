@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
 from tenure.ports import Draft, Enqueued, Notifier, Status, Store, Update
 from tenure.tasks.hints import HANDLE, foreign_names
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import aside, refuse_on_loop
 from tenure.tasks.texts import checked_text
 
 if TYPE_CHECKING:
@@ -221,10 +222,8 @@ class JobHandle(Generic[R_co]):
 
     async def asignal(self, name: str, value: object = None, /) -> bool:
         """Send a value to this job, once. Example: `await approve.handle(id).asignal("approved", Approval("ada"))`"""
-        from asyncio import to_thread
-
         client = await self.app.aclient()
-        key, text = await to_thread(self._signal, client, name, value)
+        key, text = await aside(partial(self._signal, client, name, value))
         return await client.asignal(self._id, key, text)
 
     def _signal(self, client: ClientPort, name: str, value: object) -> tuple[str, str]:

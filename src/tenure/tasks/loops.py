@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from tenure.errors import WouldBlock
 from tenure.ports import Awaited, Enqueued, OnLoop, Readable
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 T = TypeVar("T")
+
+MOST_THREADS = 32  #: more than a store has connections
 
 
 def refuse_on_loop(call: str, instead: str) -> None:
@@ -37,15 +41,35 @@ def awaited(tx: object) -> object:
     return Awaited(scope() if callable(scope) else tx, get_running_loop())
 
 
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """The engine's own, started as calls need them: a handler's calls may keep all those of `asyncio.to_thread`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(MOST_THREADS, "tenure-call")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads are the parent's
+
+
+async def aside(call: Callable[[], T]) -> T:
+    """Run the call in a thread of the engine's. A cancelled caller resumes at once, and the call may still run."""
+    from asyncio import get_running_loop
+
+    return await get_running_loop().run_in_executor(_threads(), copy_context().run, call)
+
+
 async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
     """Run the call in a thread. A cancelled caller resumes only after the call, which uses the caller's objects."""
     import asyncio
 
-    future = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, call)
+    future = asyncio.get_running_loop().run_in_executor(thread or _threads(), copy_context().run, call)
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:
-        await asyncio.wait([future])
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # a second one: its loop ends, and then its worker stops it
+                await asyncio.wait([future])
         future.exception()  # mark it as retrieved: the caller gets the cancellation instead
         raise
     return future.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, cast
 from uuid import UUID
@@ -14,7 +15,7 @@ from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import dump
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.hints import USING, unknown_options
-from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.loops import aside, refuse_on_loop
 from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.registry import Registry, declared
 from tenure.tasks.task import NewJob, Task
@@ -88,9 +89,8 @@ class ByName:
         """A job of the task of this name, not yet stored; for `aenqueue_many`. Otherwise like `aenqueue`."""
         job = job_of(self, task, args, options)
         if not unchecked and self.tasks.find(task) is None:
-            from asyncio import to_thread
-
-            await to_thread((await self.aclient()).check_registered, task, job.of.queue, self.tasks.names)
+            client = await self.aclient()
+            await aside(partial(client.check_registered, task, job.of.queue, self.tasks.names))
         return job
 
     def enqueue(

@@ -39,6 +39,7 @@ from tenure.errors import TenureError
 from tenure.events import Events
 from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Notifier, Rescued, Store
+from tenure.tasks.loops import aside
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources
 from tenure.worker.forked import LoopGuard
@@ -278,7 +279,7 @@ class Child:
             self._tick_on()
         if rescues is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(rescues.close), FLUSH_SECONDS)
+                await asyncio.wait_for(aside(rescues.close), FLUSH_SECONDS)
         notifier.close()
         store.close()
 
