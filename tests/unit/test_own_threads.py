@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -103,6 +104,50 @@ def test_a_call_is_made_although_the_program_keeps_all_threads(
             await asyncio.wait_for(opened(), SECONDS)
 
     asyncio.run(main())
+
+
+def test_a_job_records_what_it_did_once_although_handlers_keep_all_threads(jobs: Tenure) -> None:
+    jobs.configure({"poll_interval": "50ms"})
+
+    @jobs.task
+    async def pay(job: Job) -> int:
+        return await job.aonce("pay", lambda: 7)
+
+    async def main() -> int:
+        async with full(), jobs.worker():
+            return await (await pay.aenqueue()).aresult("20s")
+
+    assert asyncio.run(main()) == 7
+
+
+def test_a_cancelled_job_goes_on_only_when_its_record_has_landed() -> None:
+    """Its attempt would end before that, the record would be refused, and what it did would be done again."""
+    started, go = threading.Event(), threading.Event()
+    records: list[str] = []
+
+    def record(key: str, value: str) -> str:
+        started.set()
+        assert go.wait(60)
+        records.append(key)
+        return value
+
+    task = SimpleNamespace(dump_once=lambda key, value: value, load_once=lambda key, text, fn: text)
+    job: Job = Job(cast("Any", SimpleNamespace(task=task, recall=lambda key: None, record=record)))
+
+    async def main() -> list[str]:
+        caller = asyncio.create_task(job.aonce("pay", lambda: "paid"))
+        caller.add_done_callback(lambda _: found.extend(records))
+        await asyncio.to_thread(started.wait)
+        caller.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait([caller])
+        assert caller.cancelled()
+        return found
+
+    found: list[str] = []
+    assert asyncio.run(main()) == ["pay"]
 
 
 # ── the threads ──

@@ -16,7 +16,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import RESERVED, Claimed
 from tenure.tasks.flow import Flow, Step
 from tenure.tasks.hints import JOB, foreign_names
-from tenure.tasks.loops import awaited, refuse_on_loop, settled
+from tenure.tasks.loops import aside, awaited, refuse_on_loop, settled
 from tenure.tasks.texts import checked_name, checked_text, valid_key
 
 if TYPE_CHECKING:
@@ -245,14 +245,12 @@ class Job(Generic[C]):
 
         A plain one runs on the event loop, so it must not block.
         """
-        from asyncio import to_thread
-
         task, key = self._attempt.task, valid_key(key, "once key")
-        stored = await to_thread(self._attempt.recall, key)
+        stored = await aside(partial(self._attempt.recall, key))
         if stored is None:
             made = fn()
             value = await made if isawaitable(made) else made
-            stored = await to_thread(self._attempt.record, key, task.dump_once(key, value))
+            stored = await settled(partial(self._attempt.record, key, task.dump_once(key, value)))
         return task.load_once(key, stored, fn)
 
     # ── waiting ──
