@@ -1043,7 +1043,81 @@ def test_a_backup_is_a_whole_store_and_overwrites_only_when_told(run: Run, store
     assert [path.name for path in folder.glob("*.part*")] == []
     (folder / "other.db.part").symlink_to("/nowhere/other.db")
     code, _, err = run("backup", "other.db")
-    assert (code, "tenure.db" in err, "other.db.part can't be written" in err) == (1, False, True), err
+    assert (code, "tenure.db" in err, "other.db can't be written" in err) == (1, False, True), err
+
+
+USES = """
+import sqlite3, sys, time
+copy = sqlite3.connect("copy.db")
+copy.execute("PRAGMA wal_autocheckpoint = 0")
+copy.execute("CREATE TABLE mine (n)")
+copy.execute("INSERT INTO mine VALUES (1)")
+copy.commit()
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def user_of_the_copy(run: Run, store: Store, folder: Path) -> Iterable[subprocess.Popen[str]]:
+    """A process that has a copy of the store open, and has written to its log."""
+    put(store)
+    assert run("backup", "copy.db")[0] == 0
+    with subprocess.Popen(
+        [sys.executable, "-c", USES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as user:
+        assert user.stdout
+        assert user.stdout.readline() == "open\n"
+        yield user
+        user.kill()
+
+
+def test_the_log_of_a_killed_process_is_not_played_into_the_new_copy(
+    run: Run, store: Store, folder: Path, user_of_the_copy: subprocess.Popen[str]
+) -> None:
+    user_of_the_copy.kill()
+    user_of_the_copy.wait()
+    assert (folder / "copy.db-wal").stat().st_size > 0
+    job_id = put(store)
+
+    assert run("backup", "copy.db", "--yes")[0] == 0
+
+    assert sorted(path.name for path in folder.glob("copy.db*")) == ["copy.db"]
+    copy = SqliteStore(str(folder / "copy.db"))
+    copy.open()
+    assert copy.damage() == []
+    assert look(copy, job_id).state is State.QUEUED
+    copy.close()
+
+
+def test_a_copy_that_a_process_has_open_is_not_replaced(
+    run: Run, folder: Path, user_of_the_copy: subprocess.Popen[str]
+) -> None:
+    before = (folder / "copy.db").stat().st_ino
+
+    code, out, err = run("backup", "copy.db", "--yes")
+
+    assert (code, out) == (1, "")
+    assert err == (
+        f"{folder / 'copy.db'} is in use: another process has it open. Stop that process, or name another file\n"
+    )
+    assert (folder / "copy.db").stat().st_ino == before
+    assert (folder / "copy.db-wal").stat().st_size > 0
+    user_of_the_copy.communicate("")
+    assert user_of_the_copy.returncode == 0
+    assert run("backup", "copy.db", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"no database\n" * 1000])
+def test_a_file_that_is_no_database_is_replaced_too(run: Run, store: Store, folder: Path, content: bytes) -> None:
+    (folder / "copy.db").write_bytes(content)
+
+    assert run("backup", "copy.db", "--yes")[0] == 0
+
+    copy = SqliteStore(str(folder / "copy.db"))
+    copy.open()
+    assert copy.damage() == []
+    copy.close()
 
 
 # ── top ──

@@ -152,16 +152,12 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
         raise InvalidOption(f"{file} is a folder: name a file in it")
     if file.exists():
         confirm(shared, f"{file} exists. Overwrite it?")
-    # An interrupted copy must not leave a partial file under the final name.
-    part = file.with_name(f"{file.name}.part")
     store.open()
     try:
         with progress_bar("pages") as step:
-            store.backup(str(part), step)
-        part.replace(file)
+            store.backup(str(file), step)
     finally:
         store.close()
-        part.unlink(missing_ok=True)
     size = file.stat().st_size
     copied = {"store": store.url, "file": str(file.resolve()), "bytes": size}
     return print_result(shared, copied, f"{store.url} copied to {file.resolve()} ({size / 1024:,.0f} KiB)")

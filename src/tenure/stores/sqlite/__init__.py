@@ -16,12 +16,13 @@ from contextlib import contextmanager
 import apsw
 
 from tenure.ports import Capabilities
+from tenure.stores.sqlite.copies import copy_to
 from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, mapped, migrations
 from tenure.stores.sqlite.jobs import SqliteJobs
 from tenure.stores.sqlite.reads import SqliteReads
 from tenure.stores.sqlite.schedules import SqliteSchedules
 from tenure.stores.sqlite.texts import SqliteTexts
-from tenure.stores.sqlite.upkeep import checkpoint, copy
+from tenure.stores.sqlite.upkeep import checkpoint
 from tenure.stores.sqlite.waiting import SqliteWaiting
 from tenure.stores.sqlite.workers import SqliteWorkers
 
@@ -55,11 +56,14 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, Sql
         self._file.close()
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the database to a new file while work goes on; `progress(done, total)` in pages."""
+        """Copy the database to a file while work goes on; `progress(done, total)` in pages.
+
+        Raises StoreError, among others if another process has that file open.
+        """
 
         def copied(connection: apsw.Connection) -> None:
             try:
-                copy(connection, path, progress)
+                copy_to(connection, path, progress)
             except (apsw.CantOpenError, apsw.FullError, apsw.PermissionsError, apsw.ReadOnlyError) as error:
                 raise mapped(error, path) from error  # of the copy: the store is only read
 

@@ -1,8 +1,7 @@
-"""Checkpoints, which move the write-ahead log into the file, and backups."""
+"""Checkpoints, which move the write-ahead log into the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import apsw
@@ -28,16 +27,3 @@ def _unmoved(connection: apsw.Connection) -> int:
     """Frames of the write-ahead log that no checkpoint has moved into the file."""
     frames, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     return frames - moved
-
-
-def copy(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-    """Copy the database to a new file, a few pages at a time, while it stays in use."""
-    copied = apsw.Connection(target)
-    try:
-        with copied.backup("main", connection, "main") as step:
-            while not step.done:
-                step.step(200)
-                if progress is not None:
-                    progress(step.page_count - step.remaining, step.page_count)
-    finally:
-        copied.close()

@@ -1,0 +1,75 @@
+"""Copies of the store's file, for backups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+
+from tenure.errors import StoreError
+
+LOCK_SECONDS = 1.0  #: how long a copy waits for a process that uses the older copy, such as a `tenure check` of it
+_BESIDE = ("-wal", "-shm", "-journal")  #: what SQLite keeps beside a file and, if that is replaced, takes for the new
+
+
+def copy_to(connection: apsw.Connection, path: str, progress: Callable[[int, int], None] | None = None) -> None:
+    """Copy the database to this path while it stays in use. An older copy is replaced once the new one is whole.
+
+    Raises StoreError if another process uses the older copy.
+    """
+    target = os.path.realpath(path)
+    with _unused(target):
+        pass  # so that it is refused before a copy that may take long
+    part = Path(f"{target}.part")
+    try:
+        _copy(connection, str(part), progress)
+        with _unused(target):
+            for suffix in _BESIDE:
+                Path(f"{target}{suffix}").unlink(missing_ok=True)
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
+    """A few pages at a time, so that others can write meanwhile."""
+    copied = apsw.Connection(target)
+    try:
+        with copied.backup("main", connection, "main") as step:
+            while not step.done:
+                step.step(200)
+                if progress is not None:
+                    progress(step.page_count - step.remaining, step.page_count)
+    finally:
+        copied.close()
+
+
+@contextmanager
+def _unused(path: str) -> Generator[None]:
+    """Hold SQLite's exclusive lock on the file, if there is one: no other process uses it, or opens it meanwhile.
+
+    A log that a killed process left is no obstacle: it is moved into the file, which is whole until it is replaced.
+    """
+    if not Path(path).exists():
+        yield
+        return
+    older = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        older.set_busy_timeout(int(LOCK_SECONDS * 1000))
+        older.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)  # by then the log at this path may be of the new copy
+        try:
+            # With a write-ahead log the second one takes the lock, without it the third one.
+            for statement in ("PRAGMA locking_mode = EXCLUSIVE", "PRAGMA journal_mode = DELETE", "BEGIN EXCLUSIVE"):
+                older.execute(statement).fetchall()
+        except apsw.BusyError as error:
+            raise StoreError(
+                f"{path} is in use: another process has it open. Stop that process, or name another file"
+            ) from error
+        except apsw.Error:
+            pass  # it is damaged or no database: no process works with it
+        yield
+    finally:
+        older.close()
