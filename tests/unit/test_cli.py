@@ -8,6 +8,7 @@ import logging
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -1040,10 +1041,53 @@ def test_a_backup_is_a_whole_store_and_overwrites_only_when_told(run: Run, store
     copy.open()
     assert look(copy, job_id).state is State.QUEUED
     copy.close()
-    assert [path.name for path in folder.glob("*.part*")] == []
-    (folder / "other.db.part").symlink_to("/nowhere/other.db")
-    code, _, err = run("backup", "other.db")
-    assert (code, "tenure.db" in err, "other.db can't be written" in err) == (1, False, True), err
+    assert {path.name for path in folder.iterdir() if path.name.startswith("tenure-")} == set()
+
+
+def test_two_backups_to_one_file_do_not_disturb_each_other(
+    run: Run, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store)
+    backup, others = SqliteStore.backup, list[tuple[int, str, str]]()
+
+    def while_another_copies(self: SqliteStore, path: str, progress: Callable[[int, int], None]) -> Any:
+        def step(done: int, total: int) -> None:
+            monkeypatch.setattr(SqliteStore, "backup", backup)
+            if not others:
+                others.append(run("backup", "copy.db", "--yes", "--json"))
+            progress(done, total)
+
+        return backup(self, path, step)
+
+    monkeypatch.setattr(SqliteStore, "backup", while_another_copies)
+    code, out, err = run("backup", "copy.db", "--json")
+
+    assert [(each[0], each[2]) for each in others] == [(0, "")]
+    assert (code, err) == (0, "")
+    assert json.loads(out) == json.loads(others[0][1])
+    assert json.loads(out)["bytes"] == (folder / "copy.db").stat().st_size
+    copy = SqliteStore(str(folder / "copy.db"))
+    copy.open()
+    assert copy.damage() == []
+    copy.close()
+
+
+def test_a_copy_that_cannot_be_written_is_named_and_nothing_is_left_of_it(run: Run, store: Store, folder: Path) -> None:
+    put(store)
+    before, limits = {path.name for path in folder.iterdir()}, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        full = run("backup", "copy.db")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (folder / "taken.db-wal").mkdir()
+    (folder / "taken.db").write_bytes(b"")
+    taken = run("backup", "taken.db", "--yes")
+
+    check = "Check its folder's permissions and free space, or name another file"
+    assert full == (1, "", f"{folder / 'copy.db'} could not be written: the disk returned an error. {check}\n")
+    assert taken == (1, "", f"{folder / 'taken.db'} could not be written: Is a directory. {check}\n")
+    assert {path.name for path in folder.iterdir()} - {"taken.db", "taken.db-wal"} == before
 
 
 USES = """

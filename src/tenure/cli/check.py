@@ -25,7 +25,7 @@ _SYMPTOMS = 5  #: shown below their cause; --json has all
 class _BacksUp(Protocol):
     """A store that can copy itself while jobs run. (A database server has its own tools.)"""
 
-    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None: ...
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> int: ...
 
 
 def check(
@@ -155,9 +155,8 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
     store.open()
     try:
         with progress_bar("pages") as step:
-            store.backup(str(file), step)
+            size = store.backup(str(file), step)
     finally:
         store.close()
-    size = file.stat().st_size
     copied = {"store": store.url, "file": str(file.resolve()), "bytes": size}
     return print_result(shared, copied, f"{store.url} copied to {file.resolve()} ({size / 1024:,.0f} KiB)")

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-import apsw
-
 from tenure.ports import Capabilities
 from tenure.stores.sqlite.copies import copy_to
-from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, mapped, migrations
+from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, migrations
 from tenure.stores.sqlite.jobs import SqliteJobs
 from tenure.stores.sqlite.reads import SqliteReads
 from tenure.stores.sqlite.schedules import SqliteSchedules
@@ -55,19 +53,12 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, Sql
     def close(self) -> None:
         self._file.close()
 
-    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the database to a file while work goes on; `progress(done, total)` in pages.
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> int:
+        """Copy the database to a file while work goes on; `progress(done, total)` in pages. Returns the copy's bytes.
 
         Raises StoreError, among others if another process has that file open.
         """
-
-        def copied(connection: apsw.Connection) -> None:
-            try:
-                copy_to(connection, path, progress)
-            except (apsw.CantOpenError, apsw.FullError, apsw.PermissionsError, apsw.ReadOnlyError) as error:
-                raise mapped(error, path) from error  # of the copy: the store is only read
-
-        self._file.read(copied)
+        return self._file.read(lambda connection: copy_to(connection, path, progress))
 
     def damage(self) -> list[str]:
         """The problems that SQLite's quick check finds in the file; empty if there are none."""

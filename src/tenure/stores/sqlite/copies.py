@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import apsw
 
@@ -15,23 +16,52 @@ LOCK_SECONDS = 1.0  #: how long a copy waits for a process that uses the older c
 _BESIDE = ("-wal", "-shm", "-journal")  #: what SQLite keeps beside a file and, if that is replaced, takes for the new
 
 
-def copy_to(connection: apsw.Connection, path: str, progress: Callable[[int, int], None] | None = None) -> None:
+def copy_to(connection: apsw.Connection, path: str, progress: Callable[[int, int], None] | None = None) -> int:
     """Copy the database to this path while it stays in use. An older copy is replaced once the new one is whole.
 
-    Raises StoreError if another process uses the older copy.
+    Returns the bytes of the copy. Raises StoreError, with this path, if that can't be written or another process uses
+    the older copy.
     """
     target = os.path.realpath(path)
-    with _unused(target):
-        pass  # so that it is refused before a copy that may take long
-    part = Path(f"{target}.part")
     try:
-        _copy(connection, str(part), progress)
         with _unused(target):
-            for suffix in _BESIDE:
-                Path(f"{target}{suffix}").unlink(missing_ok=True)
-            part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+            pass  # so that it is refused before a copy that may take long
+        # In a folder of its own: others may be copying to this path too.
+        with TemporaryDirectory(prefix="tenure-backup-", dir=Path(target).parent) as own:
+            part = Path(own) / "copy.db"
+            _copy(connection, str(part), progress)
+            size = part.stat().st_size
+            with _unused(target):
+                for suffix in _BESIDE:
+                    Path(f"{target}{suffix}").unlink(missing_ok=True)
+                part.replace(target)
+            return size
+    except OSError as error:
+        raise _unwritten(target, error.strerror) from error
+    except apsw.Error as error:
+        if _of_source(error):
+            raise
+        match error:
+            case apsw.FullError():
+                why = "the disk is full"
+            case apsw.IOError():
+                why = "the disk returned an error"
+            case _:
+                why = str(error)
+        raise _unwritten(target, why) from error
+
+
+def _unwritten(target: str, why: str | None) -> StoreError:
+    return StoreError(
+        f"{target} could not be written: {why}. Check its folder's permissions and free space, or name another file"
+    )
+
+
+def _of_source(error: apsw.Error) -> bool:
+    """Was it reading that failed? The copy is only written, and nobody else knows of it."""
+    return isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.BusyError) or getattr(
+        error, "extendedresult", 0
+    ) in (apsw.SQLITE_IOERR_READ, apsw.SQLITE_IOERR_SHORT_READ)
 
 
 def _copy(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
