@@ -10,6 +10,7 @@ import pty
 import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -1088,6 +1089,49 @@ def test_a_copy_that_cannot_be_written_is_named_and_nothing_is_left_of_it(run: R
     assert full == (1, "", f"{folder / 'copy.db'} could not be written: the disk returned an error. {check}\n")
     assert taken == (1, "", f"{folder / 'taken.db'} could not be written: Is a directory. {check}\n")
     assert {path.name for path in folder.iterdir()} - {"taken.db", "taken.db-wal"} == before
+
+
+@pytest.mark.parametrize("older", [None, 0o644])
+def test_a_copy_can_be_read_by_those_who_can_read_the_store(
+    run: Run, store: Store, folder: Path, older: int | None
+) -> None:
+    (folder / "tenure.db").chmod(0o600)
+    if older is not None:
+        (folder / "copy.db").touch(older)
+    before = os.umask(0o022)
+    try:
+        assert run("backup", "copy.db", "--yes")[0] == 0
+    finally:
+        os.umask(before)
+
+    assert oct((folder / "copy.db").stat().st_mode & 0o777) == oct(0o600)
+
+
+def test_a_backup_to_a_link_writes_the_file_that_it_names(run: Run, store: Store, folder: Path) -> None:
+    put(store)
+    (folder / "disk").mkdir()
+    (folder / "latest.db").symlink_to("disk/monday.db")
+
+    codes = [run("backup", "latest.db")[0], run("backup", "latest.db")[0], run("backup", "latest.db", "--yes")[0]]
+
+    assert codes == [0, 2, 0]
+    assert (folder / "latest.db").is_symlink()
+    assert [path.name for path in (folder / "disk").iterdir()] == ["monday.db"]
+
+
+@pytest.mark.parametrize("name", ["pipe", "link", "loop", "tenure.db-wal", "shop.py/copy.db"])
+def test_a_backup_to_what_is_no_file_is_refused(run: Run, store: Store, folder: Path, name: str) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("pipe")
+    (folder / "loop").symlink_to("loop")
+    said = {
+        "loop": "loop can't be reached: Too many levels of symbolic links. Name another file",
+        "tenure.db-wal": "tenure.db-wal is the store itself: name another file",
+        "shop.py/copy.db": f"{folder / 'shop.py'} is not a folder: create it first",
+    }.get(name, f"{name} is a device, a pipe or a socket: expected the name of a file")
+
+    assert run("backup", name, "--yes") == (2, "", f"{said}\n")
+    assert stat.S_ISFIFO((folder / "pipe").stat().st_mode)
 
 
 USES = """

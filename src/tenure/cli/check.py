@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -144,12 +146,7 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
     store = store_of(shared.settings())
     if not isinstance(store, _BacksUp):
         raise InvalidOption(f"{store.url} can't copy itself: use the tools of its server (docs/operations.md, Backups)")
-    if file.resolve() == Path(store.url.removeprefix("sqlite:///")).resolve():
-        raise InvalidOption(f"{file} is the store itself: name another file")
-    if not file.resolve().parent.is_dir():
-        raise InvalidOption(f"{file.resolve().parent} is not a folder: create it first")
-    if file.is_dir():
-        raise InvalidOption(f"{file} is a folder: name a file in it")
+    file = _target(file, Path(os.path.realpath(store.url.removeprefix("sqlite:///"))))
     if file.exists():
         confirm(shared, f"{file} exists. Overwrite it?")
     store.open()
@@ -158,5 +155,25 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
             size = store.backup(str(file), step)
     finally:
         store.close()
-    copied = {"store": store.url, "file": str(file.resolve()), "bytes": size}
-    return print_result(shared, copied, f"{store.url} copied to {file.resolve()} ({size / 1024:,.0f} KiB)")
+    copied = {"store": store.url, "file": str(file), "bytes": size}
+    return print_result(shared, copied, f"{store.url} copied to {file} ({size / 1024:,.0f} KiB)")
+
+
+def _target(file: Path, store: Path) -> Path:
+    """The file that a copy to this path is written to: of a link, the one that it names. Raises InvalidOption."""
+    target = Path(os.path.realpath(file))
+    if target in {Path(f"{store}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")}:
+        raise InvalidOption(f"{file} is the store itself: name another file")
+    try:
+        if not target.parent.is_dir():
+            raise InvalidOption(f"{target.parent} is not a folder: create it first")
+        kind = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise InvalidOption(f"{file} can't be reached: {error.strerror}. Name another file") from error
+    if stat.S_ISDIR(kind):
+        raise InvalidOption(f"{file} is a folder: name a file in it")
+    if not stat.S_ISREG(kind):
+        raise InvalidOption(f"{file} is a device, a pipe or a socket: expected the name of a file")
+    return target

@@ -1,8 +1,11 @@
 """Copies of the store's file, for backups."""
 
+# pyright: reportUnknownMemberType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ _BESIDE = ("-wal", "-shm", "-journal")  #: what SQLite keeps beside a file and, 
 def copy_to(connection: apsw.Connection, path: str, progress: Callable[[int, int], None] | None = None) -> int:
     """Copy the database to this path while it stays in use. An older copy is replaced once the new one is whole.
 
+    Who may not read the store may not read the copy either. If the path is a link, the file that it names is written.
     Returns the bytes of the copy. Raises StoreError, with this path, if that can't be written or another process uses
     the older copy.
     """
@@ -26,10 +30,11 @@ def copy_to(connection: apsw.Connection, path: str, progress: Callable[[int, int
     try:
         with _unused(target):
             pass  # so that it is refused before a copy that may take long
-        # In a folder of its own: others may be copying to this path too.
+        # In a folder of its own, which only this user can enter: others may be copying to this path too.
         with TemporaryDirectory(prefix="tenure-backup-", dir=Path(target).parent) as own:
             part = Path(own) / "copy.db"
             _copy(connection, str(part), progress)
+            part.chmod(stat.S_IMODE(Path(connection.db_filename("main")).stat().st_mode))
             size = part.stat().st_size
             with _unused(target):
                 for suffix in _BESIDE:
