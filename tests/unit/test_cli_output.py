@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -70,6 +71,77 @@ def test_an_output_that_takes_nothing_is_a_sentence_and_no_traceback(
     assert "Traceback" not in done.stderr
     assert says in done.stderr
     assert done.returncode == (1 if says else 0)
+
+
+MANY = ["schedules", "preview", "--every", "1h", "-n", "900"]
+LIMIT = 1 << 30  #: of the size of a file, so large that only one that is made for it reaches it
+
+
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environ(request: pytest.FixtureRequest) -> dict[str, str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": request.param}
+
+
+def test_an_output_that_takes_only_a_part_is_a_sentence(tmp_path: Path, environ: dict[str, str]) -> None:
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))\n"
+        "from tenure.cli.main import run; run()"
+    )
+    with (tmp_path / "out").open("ab") as out:
+        out.truncate(LIMIT - 1000)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *MANY],
+            cwd=tmp_path,
+            env=environ,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    assert (tmp_path / "out").stat().st_size == LIMIT
+    assert (done.returncode, done.stderr) == (1, "the output could not be written: File too large\n")
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="only Linux makes a pipe small")
+def test_a_reader_that_leaves_within_a_write_is_known_by_the_exit_code(tmp_path: Path, environ: dict[str, str]) -> None:
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 4096)
+    command = [sys.executable, "-c", "from tenure.cli.main import run; run()", *MANY]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=theirs, stderr=subprocess.PIPE, text=True
+    ) as listing:
+        os.close(theirs)
+        assert os.read(ours, 1)  # the write has begun, and is too large for the pipe
+        os.close(ours)
+        _, err = listing.communicate()
+
+    assert (listing.returncode, err) == (141, "")
+
+
+def test_unbuffered_output_appears_at_once(tmp_path: Path) -> None:
+    code = """
+import sys
+from tenure.cli import main
+
+def waits(argv):
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("half a li")
+    sys.stdin.read()
+    return 0
+
+main.main = waits
+main.run()
+"""
+    path = os.pathsep.join(path for path in sys.path if path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environ, **pipes) as waiting:  # type: ignore[call-overload]
+        seen = [stream.read(9) for stream in (waiting.stdout, waiting.stderr)]
+        waiting.communicate()
+
+    assert seen == [b"half a li"] * 2
+    assert waiting.returncode == 0
 
 
 def test_a_question_without_a_standard_input_is_not_asked(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TextIO, cast, get_args
 
 from cyclopts import App, CycloptsError, Parameter, Token, convert
 
@@ -23,6 +23,9 @@ from tenure.errors import (
     UnknownTask,
     UnknownWorker,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 OK, WRONG, BAD_INPUT, AWAY, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 75, 130, 141
 
@@ -112,10 +115,28 @@ app.register_install_completion_command(add_to_startup=False)  # pyright: ignore
 def run() -> None:
     """The `tenure` command."""
     _open_missing()
+    sys.stdout, sys.stderr = _all_written(sys.stdout), _all_written(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the arrow character shows a question mark
     sys.exit(main(sys.argv[1:]))
+
+
+class _WholeWrites(io.BufferedWriter):
+    """Each write is complete when it returns, or raises. Unbuffered output drops what a full disk or a pipe refuses."""
+
+    def write(self, data: Buffer, /) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
+
+
+def _all_written(stream: TextIO) -> TextIO:
+    """The same stream; if Python was told not to buffer it (PYTHONUNBUFFERED, -u), one that loses nothing."""
+    raw = getattr(stream, "buffer", None)
+    if not isinstance(raw, io.RawIOBase):
+        return stream
+    return io.TextIOWrapper(_WholeWrites(raw), stream.encoding, stream.errors, write_through=True)
 
 
 def _open_missing() -> None:
@@ -140,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:  # from writing the output: errors of a command's own files are TenureErrors
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print_error(f"the output could not be written: {error.strerror}")
