@@ -73,6 +73,42 @@ def test_an_output_that_takes_nothing_is_a_sentence_and_no_traceback(
     assert done.returncode == (1 if says else 0)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_json_keeps_every_character_whatever_the_encoding_of_the_output(tmp_path: Path, encoding: str) -> None:
+    url, name = f"sqlite:///{tmp_path}/tenure.db", "Zoë ☃ 🎉"
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.open()
+    put(store, payload=json.dumps({"name": name}))
+    store.close()
+    command = [sys.executable, "-c", "from tenure.cli.main import run; run()", "jobs", "list", "--json", "--url", url]
+    path = os.pathsep.join(path for path in sys.path if path)
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": encoding}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, check=True)
+
+    assert json.loads(done.stdout.decode(encoding))["jobs"][0]["payload"] == {"name": name}
+    assert (name.encode() in done.stdout) is (encoding == "utf-8")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_log_lines_in_json_keep_every_character_whatever_the_encoding_of_the_output(encoding: str) -> None:
+    code = """
+import logging
+from tenure.cli import logs
+from tenure.config import load
+logs.follow(load({"log_format": "json"}))
+logging.getLogger("shop").warning("Zoë", extra={"weather": "☃", "other": {1: object}})
+"""
+    path = os.pathsep.join(path for path in sys.path if path)
+    environ = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": encoding}
+
+    done = subprocess.run([sys.executable, "-c", code], env=environ, stderr=subprocess.PIPE, check=True)
+
+    line = json.loads(done.stderr.decode(encoding))
+    assert (line["message"], line["weather"]) == ("Zoë", "☃")
+    assert ("Zoë".encode() in done.stderr) is (encoding == "utf-8")
+
+
 MANY = ["schedules", "preview", "--every", "1h", "-n", "900"]
 LIMIT = 1 << 30  #: of the size of a file, so large that only one that is made for it reaches it
 

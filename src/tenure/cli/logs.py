@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tenure.config import Settings
+from tenure.core.text import is_utf8
 from tenure.events import JOBS, Running, current
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -19,7 +20,8 @@ _OWN = frozenset({"time", "level", "logger", "message", "error", "stack"})  #: w
 def follow(settings: Settings) -> None:
     """Log everything in this process to standard error, as the settings say. For Tenure's own commands only."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    as_json = settings.log_format == "json"
+    handler.setFormatter(JsonFormatter(ascii_only=not is_utf8(sys.stderr)) if as_json else TextFormatter())
     handler.addFilter(add_job)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
     if settings.log_jobs == "no":  # a line for each job costs about as much as the job
@@ -62,6 +64,10 @@ class JsonFormatter(logging.Formatter):
     A field of `extra` that has one of these names is written with a `_` behind it.
     """
 
+    def __init__(self, *, ascii_only: bool = False) -> None:
+        super().__init__()
+        self._ascii_only = ascii_only
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": _time(record),
@@ -75,13 +81,16 @@ class JsonFormatter(logging.Formatter):
             line["stack"] = self.formatStack(record.stack_info)
         extra = {f"{name}_" if name in _OWN else str(name): value for name, value in _extra(record).items()}
         try:
-            return _json({**line, **extra})
+            return self._json({**line, **extra})
         except Exception:  # keys that are no text, NaN, a dict that contains itself, a __str__ that raises
-            return _json({**line, **{name: _plain(value) for name, value in extra.items()}})
+            return self._json({**line, **{name: _plain(value) for name, value in extra.items()}})
+
+    def _json(self, line: Mapping[str, Any]) -> str:
+        return _json(line, ascii_only=self._ascii_only)
 
 
-def _json(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False, default=str, allow_nan=False)
+def _json(line: Mapping[str, Any], *, ascii_only: bool = False) -> str:
+    return json.dumps(line, ensure_ascii=ascii_only, default=str, allow_nan=False)
 
 
 def _plain(value: object) -> object:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from tenure.core.lifecycle import State
+from tenure.core.text import is_utf8
 from tenure.events import headline
 from tenure.operations.explain import progress_text, waits_for
 
@@ -67,7 +68,8 @@ def visible(text: str) -> str:
 
 
 def show_json(value: object) -> None:
-    text = json.dumps(plain(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    indent = 2 if sys.stdout.isatty() else None
+    text = json.dumps(plain(value), ensure_ascii=not is_utf8(sys.stdout), indent=indent)
     sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 

@@ -1,10 +1,11 @@
-"""Text that every store can keep."""
+"""Text that every store can keep and every output can show."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from typing import cast
+from typing import TextIO, cast
 
 UPGRADE = "upgrade Tenure (git pull, then pip install . in its checkout)"
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -70,3 +71,8 @@ def _short(value: object) -> str:
             return f"[{len(cast('list[object]', value))}]"
         case _:
             return json.dumps(value)
+
+
+def is_utf8(stream: TextIO) -> bool:
+    """Can it show every character? On any other, JSON is written with escapes: else it would have question marks."""
+    return codecs.lookup(stream.encoding or "utf-8").name == "utf-8"
