@@ -33,6 +33,7 @@ from tenure.ports import (
     Filter,
     Input,
     JobView,
+    Page,
     Progress,
     SignalView,
     Status,
@@ -593,6 +594,31 @@ def forget_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
 def search(jobs: JobReads, text: str) -> list[JobView]:
     where = parsed(text, datetime.now(UTC))
     return [*jobs.search(where, seconds=5.0).jobs]
+
+
+@pytest.mark.parametrize("limit", [1, 40, 150])
+def test_encrypted_values_are_searched_in_few_reads(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = sealed(MemoryStore(), AesSiv(NEW))
+    store.open()
+    ids = [put(store, payload=f'{{"user":{number % 3}}}') for number in range(600)][::-1]
+    wanted = [job_id for place, job_id in enumerate(ids) if (599 - place) % 3 == 1]
+    reads, below = [0], beneath(store).search
+
+    def counting(*args: Any, **options: Any) -> Page:
+        reads[0] += 1
+        return below(*args, **options)
+
+    monkeypatch.setattr(beneath(store), "search", counting)
+    where = parsed("args.user=1", datetime.now(UTC))
+    pages = [store.search(where, limit=limit)]
+    assert reads[0] <= 8
+    while (cursor := pages[-1].cursor) is not None:
+        reads[0] = 0
+        pages.append(store.search(where, limit=limit, cursor=cursor, within=600))
+        assert reads[0] <= 8
+        assert len(pages[-1].jobs) <= limit
+
+    assert [job.id for page in pages for job in page.jobs] == wanted
 
 
 class Failing(Plain):

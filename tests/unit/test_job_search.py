@@ -16,7 +16,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.job_query import JobQuery
 from tenure.operations.job_search import fixed, parsed
-from tenure.ports import Filter, Store
+from tenure.ports import Filter, Page, Store
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -250,3 +250,25 @@ def test_bulk_actions_take_exactly_what_a_search_finds_and_the_trail_hides_the_v
     subjects = [each.subject for each in admin.audit().entries]
     assert any("args.user=***" in subject for subject in subjects)
     assert not any("4711" in subject for subject in subjects)
+
+
+def test_a_bulk_action_reads_each_job_about_once(store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.enqueue([draft(payload='{"user":4711}') for _ in range(2_000)])
+    where, search, read = parsed("args.user=4711", admin.now()), store.search, list[int]()
+
+    def counting(where: Filter, **options: Any) -> Page:
+        page = search(where, **options)
+        read.append(len(page.jobs))
+        return page
+
+    monkeypatch.setattr(store, "search", counting)
+    results = {
+        "refs": lambda: len(admin.jobs.refs(where)),
+        "count": lambda: admin.jobs.count(where, "cancel").jobs,
+        "act": lambda: admin.jobs.act_on_all("cancel", where).done,
+    }
+    for name, result in results.items():
+        read.clear()
+        assert result() == 2_000, name
+        assert sum(read) <= 2_000 + 200, name  # only the first step finds out how many are candidates
+        assert len(read) <= 2_000 / 200 + 2, name

@@ -109,8 +109,7 @@ class Jobs(JobReads):
         looked, where = 0, actionable(verb, where)
         pace = None if per_minute is None else self.pace(per_minute, where)
         with self._access.recorded(f"jobs.{verb}", _spelled(where), **_details(reason, pace)) as said:
-            while True:
-                page = self.matches(where, cursor)
+            for page in self.matches(where, cursor):
                 refs = [JobRef(job.id, job.queue, job.state) for job in page.jobs]
                 for acted in self._act(verb, refs, reason, pace):
                     done += sum(each.landed for each in acted)
@@ -118,7 +117,7 @@ class Jobs(JobReads):
                     refusals += len(others)
                     refused += others[: 100 - len(refused)]
                 looked, cursor = looked + len(refs), page.cursor
-                if cursor is None or looked >= MOST_AT_ONCE:
+                if looked >= MOST_AT_ONCE:
                     break
             said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", with more remaining"))
         return Bulk(done, tuple(refused), refusals, cursor, pace.last if pace and done else None)

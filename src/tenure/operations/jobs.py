@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -196,15 +196,21 @@ class JobReads:
     def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
         """How many jobs `act_on_all` would find, up to ten thousand."""
         found, where = 0, actionable(verb, where)
-        while True:
-            page = self.matches(where, cursor)
-            found += len(page.jobs)
-            if (cursor := page.cursor) is None or found >= MOST_AT_ONCE:
-                return Counted(found, more=cursor is not None)
+        for page in self.matches(where, cursor):
+            found, cursor = found + len(page.jobs), page.cursor
+            if found >= MOST_AT_ONCE:
+                break
+        return Counted(found, more=cursor is not None)
 
-    def matches(self, where: Filter, cursor: str | None) -> Page:
-        """The next jobs to act on, at most `BATCH`; fewer may have a cursor."""
-        return self._batch(where, BATCH, cursor, WITHIN)[0]
+    def matches(self, where: Filter, cursor: str | None = None) -> Iterator[Page]:
+        """All jobs to act on, in pages of at most `BATCH`; fewer may have a cursor."""
+        size = WITHIN
+        while True:
+            # Where most jobs are candidates, the next step too looks at fewer: else its first read is for nothing.
+            page, size = self._batch(where, BATCH, cursor, size)
+            yield page
+            if (cursor := page.cursor) is None:
+                return
 
     def ended(self, since: datetime, until: datetime, *, sample: int = 100) -> Ended:
         """How many jobs ended in this span of time, and the wait and run times of the last ones."""
@@ -254,13 +260,8 @@ class JobReads:
 
     def refs(self, where: Filter) -> list[JobRef]:
         """All jobs that match now, oldest first: count them, ask for confirmation, then act on exactly these."""
-        found: list[JobRef] = []
-        cursor: str | None = None
-        while True:
-            page = self.matches(where, cursor)
-            found.extend(JobRef(job.id, job.queue, job.state) for job in page.jobs)
-            if (cursor := page.cursor) is None:
-                return found[::-1]
+        found = [JobRef(job.id, job.queue, job.state) for page in self.matches(where) for job in page.jobs]
+        return found[::-1]
 
     def states(self, ids: Sequence[str]) -> dict[str, State | None]:
         """The state of each of these jobs now. None: there is no such job."""

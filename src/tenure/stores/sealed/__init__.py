@@ -53,6 +53,7 @@ from tenure.stores.sealed.values import ONCE, Seal
 _HIDDEN = frozenset(
     ("payload", "result", "error", "text")
 )  #: fields that a store can't compare when they are encrypted
+_AT_LEAST = 100  #: jobs that are read at a time to compare such fields: one by one would take long
 
 
 class SealedStore:
@@ -178,11 +179,20 @@ class SealedStore:
         left = within
         there = tuple(each for each in where.conditions if each.field not in _HIDDEN)
         rest, found = replace(where, text=None, conditions=there), list[JobView]()
+
+        def meets(job: JobView) -> bool:
+            return matches(self.seal.searched(job), where)
+
         while True:
-            # At most as many as are still wanted, so that the cursor is behind the last job that was examined.
-            page = self.beneath.search(rest, limit=limit - len(found), cursor=cursor, within=left)
+            room = limit - len(found)
+            page = self.beneath.search(rest, limit=max(room, _AT_LEAST), cursor=cursor, within=left)
+            met = list(map(meets, page.jobs))
+            if sum(met) > room:  # read fewer, so that the cursor is behind the last job of this page
+                last = [place for place, yes in enumerate(met) if yes][room - 1]
+                page = self.beneath.search(rest, limit=last + 1, cursor=cursor, within=left)
+                met = list(map(meets, page.jobs))
             looked, cursor = page.jobs, page.cursor
-            found += [self.seal.view(job) for job in looked if matches(self.seal.searched(job), where)]
+            found += [self.seal.view(job) for job, yes in zip(looked, met, strict=True) if yes]
             left = None if left is None else left - max(len(looked), 1)
             if cursor is None or len(found) >= limit or page.reached is not None or (left is not None and left <= 0):
                 reached = page.reached or (looked[-1].enqueued_at if looked else None)
