@@ -131,7 +131,7 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
         (["enqueue", "add", "a=1", "--timeout", "5s"], 2, "--wait"),
         (["enqueue", "add", "a=1", "--app", "nowhere"], 2, "there is no module 'nowhere'"),
         (["worker", "-c", "0"], 2, "--concurrency: expected a whole number from 1"),
-        (["worker", "-q", "a=0"], 2, "--queues: a: expected a whole number from 1"),
+        (["worker", "-q", "a=0"], 2, "--queue: a: expected a whole number from 1"),
         (["worker", "--grace", "soon"], 2, "--grace: expected a duration"),
         (["worker", "empty"], 2, "empty has no tasks"),
         (["worker", "broken"], 2, "ZeroDivisionError: division by zero (at "),
@@ -146,7 +146,10 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
         ),
         (["backup", "nowhere/copy.db"], 2, "is not a folder"),
         (["backup", "."], 2, "is a folder: name a file in it"),
-        (["jobs", "list", "--since", '2h" state="dead'], 2, "expected"),
+        (["jobs", "list", "--since", '2h" state="dead'], 2, "--since: expected 2h, or a time like"),
+        (["jobs", "list", "--since", "tomorrow"], 2, "--since: expected 2h, or a time like"),
+        (["jobs", "cancel", "--until", "2030-01-32", "--yes"], 2, "in UTC; got '2030-01-32'"),
+        (["jobs", "list", "--since", ""], 2, "--since: expected 2h, or a time like"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_an_exit_code(

@@ -477,6 +477,8 @@ def test_the_history_of_all_goes_on_where_it_ended(run: Run, store: Store, timet
     assert not {row[1] for row in rows(first)[1:]} & {row[1] for row in rows(rest)[1:]}
     assert "cursor: expected one" in run("history", "--cursor", "x")[2]
     assert run("history", "--since", "12h", "--until", "2h")[2].startswith("no schedule has had a tick since")
+    helped = " ".join(run("history", "--help")[1].replace("│", " ").split())
+    assert "decided until then: 4h, or a time as above" in helped
 
 
 def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: Store, timetable: Timetable) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -13,7 +14,7 @@ from cyclopts import App, Parameter
 from tenure.cli.output import jobs_table, pairs, plain, print_error, print_line, progress_bar, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.conditions import Condition
-from tenure.core.durations import spell
+from tenure.core.durations import seconds, spell
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, TenureError
 from tenure.events import headline
@@ -38,11 +39,15 @@ _DEAD = frozenset({State.DEAD})
 _LOOK_SECONDS = 10.0  #: of one search
 
 
-_OTHER = {"<": ">", ">": "<"}
-
-
-def _is_age(text: str) -> bool:
-    return "-" not in text
+def _time(text: str | None, label: str, now: datetime) -> datetime | None:
+    """The time that this option means: a duration is so long ago."""
+    if text is None:
+        return None
+    with suppress(InvalidOption):
+        return now - timedelta(seconds=seconds(text, label))
+    with suppress(InvalidOption):
+        return job_search.moment(text, label)
+    raise InvalidOption(f"{label}: expected 2h, or a time like 2030-01-31T06:00, in UTC; got {text!r}")
 
 
 def _argument(text: str) -> Condition:
@@ -80,12 +85,6 @@ class Where:
             raise InvalidOption("--where: expected a search, such as args.user=4711, got nothing")
         if self.text is not None and not self.text.strip():  # the same
             raise InvalidOption("--text: expected a text, got nothing")
-        bounds = {"<": "since", ">": "until"}
-        spans = [  # in quotes: a time may have a space
-            f'enqueued{sign if _is_age(text) else _OTHER[sign]}"{text.replace(chr(34), "")}"'
-            for sign, name in bounds.items()
-            if (text := getattr(self, name)) is not None
-        ]
         plain = Filter(
             states=states,
             task=self.task,
@@ -93,9 +92,11 @@ class Where:
             worker_id=self.worker,
             flow=self.flow,
             text=self.text,
+            enqueued_since=_time(self.since, "--since", now),
+            enqueued_until=_time(self.until, "--until", now),
             conditions=tuple(map(_argument, self.args or ())),
         )
-        return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words, *spans)), now))
+        return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words)), now))
 
     def __bool__(self) -> bool:
         given = (self.task, self.queue, self.worker, self.flow, self.text, self.args, self.since, self.until)

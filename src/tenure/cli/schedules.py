@@ -178,7 +178,7 @@ def history(
         Of all: only what was decided or run since then: 12h, yesterday, today, 6:00, or a time; in UTC without a
         zone. Default: 24h.
     until
-        Of all: only what was decided until then: 4h ago, or a time as above.
+        Of all: only what was decided until then: 4h, or a time as above.
     cursor
         Of all: continue where an earlier list ended.
     """

@@ -119,6 +119,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         values.queues,
         "Queues to work on, each served first in turn: analysis=2,default (=2: at most two slots).",
+        flag="--queue",  # repeated, it names one each time
     ),
     Setting(
         "concurrency", "5", partial(values.whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."
