@@ -17,7 +17,7 @@ import pytest
 
 from garbage import nothing_dropped_open
 from tenure import Tenure
-from tenure.errors import InvalidOption, StoreAway
+from tenure.errors import InvalidOption, StoreAway, TenureError
 from tenure.maintenance.duty import Duty
 from tenure.maintenance.holder import LeaseHolder
 from tenure.notifiers.sqlite import SqliteNotifier
@@ -108,6 +108,65 @@ def test_a_resource_that_can_not_be_opened_leaves_no_event_loop(jobs: Tenure) ->
 
     with pytest.raises(ValueError, match="no such host"), jobs.worker():
         pytest.fail("it has begun")
+
+
+@pytest.mark.parametrize("way", ["with", "async with"])
+def test_a_worker_that_is_open_can_not_be_opened_again_before_its_block_has_ended(way: str, jobs: Tenure) -> None:
+    worker, noop = jobs.worker(), jobs.tasks["noop"]
+    again = pytest.raises(TenureError, match=r"already open: call jobs\.worker\(\) for each block")
+
+    async def async_block() -> None:
+        async with worker:
+            with again:
+                await worker.__aenter__()
+            await (await noop.aenqueue()).aresult("60s")
+
+    def block() -> None:
+        with worker:
+            with again:
+                worker.__enter__()
+            noop.enqueue().result("60s")
+
+    for _ in range(2):
+        if way == "with":
+            block()
+        else:
+            asyncio.run(async_block())
+
+
+@pytest.mark.parametrize("way", ["with", "async with", "a resource"])
+def test_a_worker_that_could_not_begin_can_be_opened_again(
+    way: str, jobs: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = [True]
+
+    @jobs.resource
+    async def conn() -> AsyncGenerator[Conn]:
+        if way == "a resource" and fails:
+            raise StoreAway("no such host")
+        yield Conn()
+
+    def away(*_: object) -> None:
+        raise StoreAway("the disk is full")
+
+    worker = jobs.worker()
+
+    async def async_block() -> None:
+        async with worker:
+            await (await jobs.tasks["noop"].aenqueue()).aresult("60s")
+
+    def block() -> None:
+        with worker:
+            jobs.tasks["noop"].enqueue().result("60s")
+
+    run = block if way == "with" else lambda: asyncio.run(async_block())
+    with monkeypatch.context() as patch:
+        if way != "a resource":
+            patch.setattr(LeaseHolder, "register", away)
+        with pytest.raises(StoreAway):
+            run()
+    fails.clear()
+    run()
 
 
 def test_a_store_that_is_dropped_holds_its_file_no_longer(database: Path) -> None:

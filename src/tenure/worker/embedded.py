@@ -314,26 +314,40 @@ class Embedded:
         self._new_alarm = new_alarm  #: None: another part of this process runs the maintenance and the alarms
         self._alarm: Alarm | None = None
         self._threads: list[threading.Thread] = []
+        self._in_use = False  #: from the beginning of a block until its worker has ended
         self._is_open = False
         self._closes_once = threading.Lock()
 
     # ── as a context manager ──
 
     def __enter__(self) -> None:
-        self._open(None)
+        self._take()
+        try:
+            self._open(None)
+        except BaseException:
+            self._in_use = False
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._serving.leave()
-        self._close()
+        try:
+            self._close()
+        finally:
+            self._in_use = False
         self._raise_failure(error)
 
     async def __aenter__(self) -> None:
         self._check_tasks()
+        self._take()
         self._stack = AsyncExitStack()
-        resources = await self._stack.enter_async_context(open_resources(self._program.resources))
-        loop = self._loop = CallersLoop(system_clock().boot)
+        try:
+            resources = await self._stack.enter_async_context(open_resources(self._program.resources))
+            loop = self._loop = CallersLoop(system_clock().boot)
+        except BaseException:
+            self._in_use = False
+            raise
         try:
             await in_thread(lambda: self._open(_Caller(loop, resources)))
         except BaseException as error:
@@ -341,6 +355,7 @@ class Embedded:
                 await self.__aexit__(type(error), error, None)
             else:
                 loop.leave()
+                self._in_use = False
                 await self._stack.aclose()
             raise
 
@@ -379,9 +394,15 @@ class Embedded:
         if not self._program.tasks.names:
             raise TenureError('this app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
 
+    def _take(self) -> None:
+        """Begin a block. A second one would take this one's threads and connections away from what ends them."""
+        if self._in_use:
+            raise TenureError("this worker is already open: call jobs.worker() for each block")
+        self._in_use = True
+        self._is_open, self._closes_once = False, threading.Lock()
+
     def _open(self, caller: _Caller | None) -> None:
         self._check_tasks()
-        self._is_open, self._closes_once = False, threading.Lock()
         settings, program, events = self._settings, self._program, Events()
         declares = declaration(program, settings)
         self._alarm, self._threads = None, []
@@ -456,7 +477,8 @@ class Embedded:
         try:
             self._close()
         finally:
-            self._loop.call(self._loop.over.set)
+            loop, self._in_use = self._loop, False  # a next block would bring a loop of its own
+            loop.call(loop.over.set)
 
     # ── its threads ──
 
