@@ -297,6 +297,55 @@ def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_pat
     assert of(ran.told["job"], RELEASED) == RELEASED
 
 
+@pytest.mark.parametrize("way", ["raises", "is judged"])
+def test_cleanup_that_fails_while_the_loop_ends_is_not_charged(tmp_path: Path, way: str) -> None:
+    handlers = {
+        "raises": """
+            try:
+                begun.append(1)
+                await asyncio.sleep(1000)
+            finally:
+                raise RuntimeError("the pool is closed")
+        """,
+        "is judged": """
+            raise StoreAway("out of reach")  # the worker counts, in a thread, how often that was so
+        """,
+    }
+    ran = run(
+        tmp_path,
+        """
+        from tenure.errors import StoreAway
+
+        begun, ended = [], threading.Event()
+        kept = type(jobs.client().store)
+        read = kept.attempts
+
+        def attempts(store, job_id):
+            begun.append(1)
+            ended.wait(30)
+            return read(store, job_id)
+
+        kept.attempts = attempts
+
+        @jobs.task(retry=1)
+        async def hold() -> None:
+            HANDLER
+
+        async def main():  # without a task that leaves the block, and asks the handler to stop before it is cancelled
+            global handle
+            handle = await hold.aenqueue()
+            await jobs.worker().__aenter__()
+            await until(lambda: begun)
+
+        asyncio.run(main())
+        ended.set()
+        tell(job=ends(handle))
+        """.replace("HANDLER", textwrap.indent(textwrap.dedent(handlers[way]).strip(), " " * 12).strip()),
+    )
+    assert ran.code == 0, ran.err
+    assert of(ran.told["job"], RELEASED) == RELEASED
+
+
 def test_code_that_does_not_stop_keeps_its_job_when_the_block_is_cancelled(tmp_path: Path) -> None:
     ran = run(
         tmp_path,

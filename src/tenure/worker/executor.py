@@ -58,6 +58,7 @@ from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, sig
 T = TypeVar("T")
 
 NO_THREAD_SECONDS = 5.0  #: until the next try, where no thread can be started: another worker may run it meanwhile
+_LOOP_ENDS = Released("its event loop was about to be closed")
 _log = logger("tenure.worker")
 
 
@@ -281,12 +282,17 @@ class Attempt(Reporting[Host]):
 
     # ── outcomes ──
 
+    @property
+    def loses_its_loop(self) -> bool:
+        """Is the caller's loop cancelling all of its tasks, as it ends?"""
+        return self._caller is not None and self._caller.ending
+
     def _cancelled(self) -> Outcome | None:
         self._leave_fork()
         if self.stopping:
             return self.verdict
-        if self._caller is not None and self._caller.ending:
-            return Released("its event loop was about to be closed")
+        if self.loses_its_loop:
+            return _LOOP_ENDS
         if self.suspended is not None:
             return self.suspended
         return Failed("CancelledError: the handler cancelled itself")
@@ -413,6 +419,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return attempt.verdict if attempt.stopping in ("timeout", "lease_lost") else outcome
         case _ if attempt.stopping and came_of_a_stop(error):
             return attempt.verdict
+        case _ if attempt.loses_its_loop and came_of_a_stop(error):  # it has not been asked to stop yet
+            return _LOOP_ENDS
         case Exception() as raised:
             if not retry.retries(raised):  # without asking the task's own `delay`, which may raise
                 return Failed(describe(raised), final=True)
