@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -269,6 +269,70 @@ def test_a_block_that_ends_meanwhile_waits_for_code_that_did_not_stop(
         assert quick.enqueue().result("60s") == 2
         threads.submit(lambda: (threading.Event().wait(0.3), over.set()))
     assert ended.is_set()
+
+
+def test_a_block_does_not_wait_for_a_thread_of_a_job_that_has_ended(
+    jobs: Tenure, over: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended, freed = threading.Event(), list[str]()
+
+    def deaf() -> None:
+        over.wait(SECONDS)
+        ended.set()
+
+    async def generated() -> AsyncGenerator[int]:
+        try:
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            freed.append("a generator")
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(SECONDS)
+        finally:
+            freed.append("a task")
+
+    @jobs.task(timeout="100ms", retry=1)
+    async def download() -> None:
+        left.append(asyncio.create_task(waits()))
+        left.append(generator := generated())
+        await anext(generator)
+        await asyncio.to_thread(deaf)
+
+    left = list[object]()
+    with jobs.worker():
+        job = download.enqueue()
+        until(lambda: job.status().state == "dead", "its time to be up")
+
+    assert not ended.is_set()
+    assert "code of jobs that have ended still runs in 1 thread of asyncio.to_thread" in caplog.text
+    assert freed == ["a task", "a generator"]
+
+
+def test_a_block_waits_a_moment_for_the_last_calls_of_its_handlers(
+    jobs: Tenure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tenure.worker.worker.END_SECONDS", SECONDS)
+    begun, ended = threading.Event(), threading.Event()
+
+    def last() -> None:
+        begun.set()
+        leaves.wait(SECONDS)
+        ended.set()
+
+    @jobs.task
+    async def notify() -> None:
+        asyncio.get_running_loop().run_in_executor(None, last)
+        await asyncio.to_thread(begun.wait, SECONDS)
+
+    leaves = threading.Event()
+    with jobs.worker():
+        notify.enqueue().result("60s")
+        leaves.set()
+
+    assert ended.is_set()
+    assert caplog.text == ""
 
 
 @pytest.mark.thorough

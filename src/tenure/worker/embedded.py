@@ -100,7 +100,6 @@ class _Serving:
         self._guard = LoopGuard(self.loop)
         async with AsyncExitStack() as stack:
             if self._caller is None:
-                self.loop.set_default_executor(own_threads(self._plan.slots))
                 resources: Mapping[type, object] = await stack.enter_async_context(
                     open_resources(self._program.resources)
                 )
@@ -484,7 +483,7 @@ class Embedded:
 
     def _serve(self) -> None:
         try:
-            run_loop(self._serving.run(self._maintenance.look_again))
+            run_loop(self._serving.run(self._maintenance.look_again), own_threads(self._plan.slots))
         except BaseException as error:
             self._serving.failure = error
             _log.critical("the embedded worker has failed: %r", error)

@@ -25,6 +25,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
+from time import monotonic
 from typing import TypeVar
 
 from tenure.config import Settings
@@ -54,9 +55,11 @@ from tenure.worker.tally import Tally
 
 T = TypeVar("T")
 
+_log = logger("tenure.worker")
 SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store once the block has ended and nothing runs
 KEEP_SECONDS = 20.0  #: how long to wait for a bucket in that case
 CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
+END_SECONDS = 1.0  #: how long the end of the loop waits for tasks and threads that handlers have left
 
 
 def queue_caps(program: Program, settings: Settings) -> dict[str, int | None]:
@@ -231,32 +234,59 @@ def own_threads(slots: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(slots, min(32, (os.cpu_count() or 1) + 4)), "tenure-to-thread")
 
 
-def _abandon(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what runs there, and close it. What has not stopped within a second may never stop."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-    loop.close()
+def run_loop(serve: Coroutine[object, object, T], threads: ThreadPoolExecutor | None = None) -> T:
+    """Like asyncio.run, but a task started by a handler that calls sys.exit() ends only itself, not the worker.
 
-
-def run_loop(serve: Coroutine[object, object, T]) -> T:
-    """Like asyncio.run, but a task started by a handler that calls sys.exit() ends only itself, not the worker."""
-    runner, pid = asyncio.Runner(), os.getpid()
-    serving = runner.get_loop().create_task(serve)
+    `threads` become the default pool of the loop. The end does not wait for what may never stop.
+    """
+    loop, pid = asyncio.new_event_loop(), os.getpid()
+    asyncio.set_event_loop(loop)
+    if threads is not None:
+        loop.set_default_executor(threads)
+    serving = loop.create_task(serve)
     while True:
         try:
-            result = runner.get_loop().run_until_complete(serving)
+            result = loop.run_until_complete(serving)
         except Exception:
-            _abandon(runner.get_loop())  # not as the runner does: it waits for handlers and threads that never end
+            _end(loop, threads)
             raise
         except (SystemExit, KeyboardInterrupt) as stray:
             if os.getpid() != pid:  # of a task that a handler has started, in a child that it has forked
                 forked.leave(stray)
             if serving.done():
                 raise
-            logger("tenure.worker").error("a task started by a handler ended with %r", stray)
+            _log.error("a task started by a handler ended with %r", stray)
         else:
-            runner.close()
+            _end(loop, threads)
             return result
+
+
+def _end(loop: asyncio.AbstractEventLoop, threads: ThreadPoolExecutor | None) -> None:
+    """Cancel what handlers have left on the loop, and close it. asyncio.run would wait for all of it, without limit."""
+    try:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=END_SECONDS))
+        closing = loop.create_task(loop.shutdown_asyncgens())
+        loop.run_until_complete(asyncio.wait([closing], timeout=END_SECONDS))
+        if threads is not None and (running := _running_in(threads)):
+            _log.warning(
+                "code of jobs that have ended still runs in %d thread%s of asyncio.to_thread: the worker ends without "
+                "waiting for it, but the program will wait when it exits",
+                running,
+                "s" * (running > 1),
+            )
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _running_in(threads: ThreadPoolExecutor) -> int:
+    """How many of them run on, a moment after they were told to end. Those without a call end at once."""
+    threads.shutdown(wait=False)
+    over = monotonic() + END_SECONDS
+    for thread in threads._threads:
+        thread.join(max(over - monotonic(), 0.0))
+    return sum(thread.is_alive() for thread in threads._threads)
