@@ -147,6 +147,10 @@ class FlowMade(StoreError):
     """A flow that is made only once is stored already. `jobs.flow(…, unique=)` says so with `flow.created`."""
 
 
+class OtherDatabase(StoreError):
+    """The jobs are in another database than the transaction that they are to join."""
+
+
 class BadData(StoreError):
     """The store refused a value. Halving the batch finds the bad one; the others are valid."""
 

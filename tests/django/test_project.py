@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 from projects import Project, new_project, postgres, settings, sqlite
+from psycopg import sql
+
+from servers import shared_postgres
 
 
 @pytest.mark.everyday
@@ -216,3 +220,69 @@ def test_migrate_also_migrates_a_store_of_its_own_url(database_url: str, tmp_pat
     project.manage("migrate", "-v", "0")
 
     assert json.loads(project.manage("tenure", "jobs", "list", "--json"))["jobs"] == []
+
+
+def test_jobs_in_another_postgres_database_are_stored_after_the_commit(database_url: str, tmp_path: Path) -> None:
+    other = shared_postgres().create_database()
+    try:
+        project = new_project(tmp_path, postgres(database_url), tenure={"URL": other, "DATABASE": "default"})
+        project.manage("migrate", "-v", "0")
+        assert "tenure.W001" not in project.manage("check")
+        assert project.python(ELSEWHERE) == "[False, True, False]\n"
+    finally:
+        shared_postgres().drop_database(other)
+
+
+ELSEWHERE = """
+from django.db import transaction
+from orders.tasks import jobs, pay
+
+def found(handle):
+    return jobs.client().store.get(str(handle.id)) is not None
+
+with transaction.atomic():
+    kept = pay.enqueue(1)
+    early = found(kept)
+try:
+    with transaction.atomic():
+        lost = pay.enqueue(2)
+        raise ValueError
+except ValueError:
+    pass
+print([early, found(kept), found(lost)])
+"""
+
+
+def test_jobs_belong_to_the_role_that_django_assumes(database_url: str, tmp_path: Path) -> None:
+    with psycopg.connect(database_url, autocommit=True) as server:
+        role = f"site {uuid4().hex[:8]}"
+        server.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
+        server.execute(
+            sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
+                sql.Identifier(server.info.dbname), sql.Identifier(role)
+            )
+        )
+        server.execute(sql.SQL("GRANT ALL ON SCHEMA public TO {}").format(sql.Identifier(role)))
+        try:
+            database = {**postgres(database_url), "OPTIONS": {"assume_role": role}}
+            project = new_project(tmp_path, database)
+            project.manage("migrate", "-v", "0")
+            assert project.python(ELSEWHERE) == "[False, True, False]\n"
+        finally:
+            server.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(role)))
+            server.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(role)))
+
+
+NAMES = """
+from types import SimpleNamespace
+from tenure.django.asgi import _name
+
+for name in (4711, "a" * 250 + "@b.c", "", "a\\nb"):
+    shown = _name(SimpleNamespace(get_username=lambda: name, pk=7))
+    print(len(shown), shown[:8])
+"""
+
+
+def test_the_dashboard_takes_the_names_of_any_user_model(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tenure={"IMPORTS": None})
+    assert project.python(NAMES).splitlines() == ["4 4711", "200 aaaaaaaa", "6 user 7", "3 a?b"]

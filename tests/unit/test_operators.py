@@ -147,6 +147,34 @@ def test_edited_arguments_must_fit_their_task(store: Store, admin: Admin) -> Non
     assert admin.audit().entries == ()
 
 
+def test_stars_are_no_new_value_of_what_they_hide(store: Store, admin: Admin) -> None:
+    """A program may send back what it has read."""
+    payload = '{"user":"u***","card":{"$secret":"4111"},"conf":{"api_key":"k1","url":"x"}}'
+    job_id = bring(store, State.DEAD, payload=payload).job_id
+    shown = json.loads(admin.jobs.get(job_id).payload)
+
+    for name in ("card", "conf"):
+        with pytest.raises(
+            InvalidArguments, match=rf"\.{name}: it still contains \*\*\*: replace it with the actual value"
+        ):
+            admin.jobs.replay_edited(job_id, {name: shown[name]})
+    assert admin.jobs.replay_edited(job_id, {"user": "v***", "card": "5500"}).landed
+
+    stored = store.get(job_id)
+    assert stored is not None
+    assert json.loads(stored.payload) == {
+        "user": "v***",
+        "card": {"$secret": "5500"},
+        "conf": {"api_key": "k1", "url": "x"},
+    }
+
+
+def test_a_new_value_that_not_every_store_keeps_is_refused(store: Store, admin: Admin) -> None:
+    job_id = bring(store, State.DEAD, payload='{"order":1}').job_id
+    with pytest.raises(InvalidArguments, match=r"\.order: it has a NUL character"):
+        admin.jobs.replay_edited(job_id, {"order": "a\0"})
+
+
 def test_a_live_job_is_not_edited(store: Store, admin: Admin) -> None:
     job_id = running(store).job_id
 

@@ -209,6 +209,28 @@ def test_any_other_open_of_a_held_file_is_refused(tmp_path: Path) -> None:
     sqlite3.connect(path).close()
 
 
+def test_a_backup_ends_though_another_process_commits_at_each_step(tmp_path: Path) -> None:
+    """SQLite begins a copy anew after each commit of another connection, unless the copy reads at one moment."""
+    store = opened(tmp_path / "t.db")
+    store.enqueue([draft(n, '"' + "x" * 2000 + '"') for n in range(2000)])
+    done: list[int] = []
+    other = apsw.Connection(str(tmp_path / "t.db"))  # it is not the store's, as one of another process
+
+    def others(step: int, total: int) -> None:
+        done.append(step)
+        assert len(done) <= 2 * total, "it begins anew at each step"
+        other.execute("UPDATE jobs SET message = ? WHERE seq = 1", (str(step),))
+
+    store.backup(str(tmp_path / "copy.db"), others)
+    other.close()
+    store.close()
+
+    copy = opened(tmp_path / "copy.db")
+    assert (sum(copy.counts().values()), copy.damage()) == (2000, [])
+    assert done == sorted(set(done))
+    copy.close()
+
+
 def test_a_backup_is_a_whole_database(tmp_path: Path) -> None:
     store = opened(tmp_path / "t.db")
     store.enqueue([draft(n) for n in range(300)])

@@ -383,6 +383,15 @@ def test_pages_of_jobs_follow_each_other(api: Api, store: Store) -> None:
     assert page["next"] is None
 
 
+def test_a_job_is_shown_whatever_is_stored_with_it(api: Api, store: Store) -> None:
+    """SQL, or a release with other rules, may have stored it."""
+    odd = '{"s":"a\\u0000b"}'
+    job_id = bring(store, State.DEAD, payload=odd).job_id
+
+    assert api.get(f"/api/v1/jobs/{job_id}")["args"]["s"] == "a\0b"
+    assert job_id in {each["id"] for each in api.get("/api/dlq")}
+
+
 def test_a_job_is_shown_with_attempts_evidence_refusals_and_logs(api: Api, store: Store) -> None:
     lease = running(store, payload='{"n":1,"password":"t0p"}')
     line = LogLine(store.now(), "info", "half-way")

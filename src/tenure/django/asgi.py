@@ -74,9 +74,16 @@ def staff(request: Any) -> object:
         login = resolve_url(conf.settings.LOGIN_URL)
         back = request.url.path + (request.url.query and f"?{request.url.query}")
         raise HTTPException(303, headers={"Location": f"{login}?{urlencode({'next': back}, safe='/')}"})
-    if not (user.is_active and user.is_staff):
-        raise HTTPException(403, f"{user.get_username()} is not staff: the dashboard is for the staff of this site")
-    return User(user.get_username(), "admin" if user.is_superuser else "read", payloads=user.is_superuser)
+    name, superuser = _name(user), getattr(user, "is_superuser", False)
+    if not (user.is_active and (superuser or getattr(user, "is_staff", False))):
+        raise HTTPException(403, f"{name} is not staff: the dashboard is for the staff of this site")
+    return User(name, "admin" if superuser else "read", payloads=superuser)
+
+
+def _name(user: Any) -> str:
+    """A name as the dashboard takes it: that of a site's own user model may be a number, or longer."""
+    name = "".join(each if each.isprintable() else "?" for each in str(user.get_username()))
+    return name[:200] if name.strip() else f"user {user.pk}"
 
 
 def _nothing() -> None:

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 from tenure.config import Settings
 from tenure.core.lifecycle import State
 from tenure.core.logs import logger
-from tenure.errors import FlowMade
+from tenure.errors import FlowMade, OtherDatabase
 from tenure.ports import Draft, Enqueued, Notifier, Store
 from tenure.tasks.client import Client
 from tenure.tasks.tracing import Tracing
@@ -46,7 +46,12 @@ class DjangoClient(Client):
         """Store all of them or none, with the open transaction if there is one."""
         open_one = self._open_transaction() if tx is None else None
         if self._joins or self._testing:  # the queue of a test waits for the commit itself
-            return super().enqueue(drafts, tx=tx or open_one, shared=shared, again=again)
+            try:
+                return super().enqueue(drafts, tx=tx or open_one, shared=shared, again=again)
+            except OtherDatabase:  # with a URL of its own the store may be in another PostgreSQL database
+                if open_one is None:
+                    raise
+                self._joins = False
         if open_one is None:
             return super().enqueue(drafts, tx=tx, shared=shared, again=again)
         transaction.on_commit(partial(self._enqueue_late, drafts), using=self._alias)

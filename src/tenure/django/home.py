@@ -59,7 +59,7 @@ def read() -> Home:
         raise InvalidOption(f'TENURE: expected a dictionary like {{"CONCURRENCY": 10}}, got {given!r}')
     values = dict(cast("Mapping[str, Any]", given))
     _refuse_unknown(values)
-    imports = values.pop("IMPORTS", ())
+    imports = values.pop("IMPORTS", None) or ()
     if isinstance(imports, str):
         raise InvalidOption(f"TENURE['IMPORTS']: expected a list of module names, got {imports!r}; write [{imports!r}]")
     codec = values.pop("CODEC", None)
@@ -118,6 +118,9 @@ def _postgres(database: Mapping[str, Any]) -> dict[str, object]:
     options = cast("Mapping[str, object]", database.get("OPTIONS") or {})
     named = {"dbname": database["NAME"], "host": database["HOST"], "port": database["PORT"], "user": database["USER"]}
     given = {**{name: value for name, value in options.items() if name in libpq}, **named}
+    if role := options.get("assume_role"):  # Django's connections set it, so the schema must belong to it too
+        spelled = str(role).replace("\\", r"\\").replace(" ", r"\ ")
+        given["options"] = f"{given.get('options') or ''} -c role={spelled}".strip()
     password = database["PASSWORD"] or given.pop("password", None)
     facts = {name: str(value) for name, value in given.items() if value not in (None, "")}
     found: dict[str, object] = {"url": f"postgresql:///?{urlencode(facts, quote_via=quote, safe='')}"}

@@ -126,9 +126,10 @@ def _as_enqueued(task: DjangoTask, queue: str, priority: int, meta: Mapping[str,
 
 def _error(text: str) -> TaskError:
     """An attempt's error: its headline, a blank line, and the frames if code has raised it."""
-    headline, _, frames = text.partition("\n\n")
+    headline, has_frames, rest = text.partition("\n\n  File ")  # a message may have blank lines, too
+    frames = f"  File {rest}"
     raised = _RAISED.match(headline.rpartition("\n")[2] if headline.startswith("  File") else headline)
-    if not frames.startswith("  File") or raised is None:
+    if not has_frames or raised is None:
         return TaskError(exception_class_path=_NO_EXCEPTION, traceback=f"{text}\n")
     path = raised["path"]
     return TaskError(

@@ -34,6 +34,7 @@ from tenure.operations.jobs import (
 from tenure.operations.pace import Pace
 from tenure.operations.stacks import JobStack
 from tenure.ports import EDITS, Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
+from tenure.tasks.arguments import STARS, dump
 from tenure.tasks.client import Client, rings_of
 from tenure.tasks.limits import key_of
 
@@ -106,19 +107,17 @@ class Jobs(JobReads):
         if per_minute is not None and verb != "replay":
             raise InvalidOption(f"per minute: expected only with replay, got it with {verb}")
         done, refusals, refused = 0, 0, list[Acted]()
-        looked, where = 0, actionable(verb, where)
+        where = actionable(verb, where)
         pace = None if per_minute is None else self.pace(per_minute, where)
         with self._access.recorded(f"jobs.{verb}", _spelled(where), **_details(reason, pace)) as said:
-            for page in self.matches(where, cursor):
+            for page in self.matches(where, cursor, MOST_AT_ONCE):
                 refs = [JobRef(job.id, job.queue, job.state) for job in page.jobs]
                 for acted in self._act(verb, refs, reason, pace):
                     done += sum(each.landed for each in acted)
                     others = [each for each in acted if not each.landed]
                     refusals += len(others)
                     refused += others[: 100 - len(refused)]
-                looked, cursor = looked + len(refs), page.cursor
-                if looked >= MOST_AT_ONCE:
-                    break
+                cursor = page.cursor
             said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", with more remaining"))
         return Bulk(done, tuple(refused), refusals, cursor, pace.last if pace and done else None)
 
@@ -172,13 +171,20 @@ class Jobs(JobReads):
             elif ENCRYPTED in job.payload:
                 why = "are encrypted, and this process has no key (in a shell, name the app: --app)"
             raise InvalidArguments(f"job {job_id}: its arguments {why}, so none can be changed") from None
+        most = self._access.settings.max_payload if self._access.settings else 256 * 1024
         if unknown := set(drop) - set(before):
             raise InvalidArguments(f"drop: job {job_id} has no argument {', '.join(map(repr, sorted(unknown)))}")
+        shown = msgspec.json.decode(self._access.stars.hide(job.payload), type=dict[str, object])
+        for name, value in put.items():
+            text = dump(value, f"{job.task}.{name}", most).decode()
+            if STARS in text and shown.get(name) != before.get(name):
+                raise InvalidArguments(
+                    f"{job.task}.{name}: it still contains {STARS}: replace it with the actual value"
+                )
         sealed = {name for name in put if is_secret(before.get(name)) and not is_secret(put[name])}
         put = {name: {SECRET: value} if name in sealed else value for name, value in put.items()}
         after = {name: value for name, value in {**before, **put}.items() if name not in drop}
         payload = msgspec.json.encode(after).decode()
-        most = self._access.settings.max_payload if self._access.settings else 256 * 1024
         if len(payload.encode()) > most:
             raise InvalidArguments(f"job {job_id}: its arguments would be {len(payload.encode())} bytes, over {most}")
         if task is not None:

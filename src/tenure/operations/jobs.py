@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
 from time import monotonic
 from typing import Literal, NamedTuple, get_args
 
@@ -195,22 +196,21 @@ class JobReads:
 
     def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
         """How many jobs `act_on_all` would find, up to ten thousand."""
-        found, where = 0, actionable(verb, where)
-        for page in self.matches(where, cursor):
+        found = 0
+        for page in self.matches(actionable(verb, where), cursor, MOST_AT_ONCE):
             found, cursor = found + len(page.jobs), page.cursor
-            if found >= MOST_AT_ONCE:
-                break
         return Counted(found, more=cursor is not None)
 
-    def matches(self, where: Filter, cursor: str | None = None) -> Iterator[Page]:
-        """All jobs to act on, in pages of at most `BATCH`; fewer may have a cursor."""
+    def matches(self, where: Filter, cursor: str | None = None, most: float = inf) -> Iterator[Page]:
+        """All jobs to act on, or the first `most`, in pages of at most `BATCH`; fewer may have a cursor."""
         size = WITHIN
-        while True:
+        while most > 0:
             # Where most jobs are candidates, the next step too looks at fewer: else its first read is for nothing.
-            page, size = self._batch(where, BATCH, cursor, size)
+            page, size = self._batch(where, int(min(BATCH, most)), cursor, size)
             yield page
             if (cursor := page.cursor) is None:
                 return
+            most -= len(page.jobs)
 
     def ended(self, since: datetime, until: datetime, *, sample: int = 100) -> Ended:
         """How many jobs ended in this span of time, and the wait and run times of the last ones."""

@@ -21,7 +21,7 @@ from psycopg.rows import tuple_row
 
 from tenure.core.imports import is_a
 from tenure.core.text import a
-from tenure.errors import BadData, StoreError
+from tenure.errors import BadData, OtherDatabase, StoreError
 from tenure.ports import Awaited
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Joins:
         if theirs == ours:
             return
         elsewhere = f"'{theirs.name}'" if theirs.name != ours.name else "one of the same name on another server"
-        raise StoreError(
+        raise OtherDatabase(
             f"tx is connected to database {elsewhere}, the jobs are in '{ours.name}': a transaction cannot span both"
         )
 

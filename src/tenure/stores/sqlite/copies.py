@@ -70,15 +70,22 @@ def _of_source(error: apsw.Error) -> bool:
 
 
 def _copy(connection: apsw.Connection, target: str, progress: Callable[[int, int], None] | None) -> None:
-    """A few pages at a time, so that others can write meanwhile."""
+    """A few pages at a time, so that others can write meanwhile.
+
+    As the database is at one moment: else SQLite would begin anew after each commit of another process.
+    """
     copied = apsw.Connection(target)
     try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # the moment is that of the first read
         with copied.backup("main", connection, "main") as step:
             while not step.done:
                 step.step(200)
                 if progress is not None:
                     progress(step.page_count - step.remaining, step.page_count)
     finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
         copied.close()
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from tenure.operations import flow_graph, flows, signals
 from tenure.web.models.jobs import Outcome
 from tenure.web.models.overview import Counts
-from tenure.web.models.values import At, Json, Model, Payloads, Text, read, shown
+from tenure.web.models.values import At, Json, Model, Payloads, Stored, Text, read, shown
 
 Stands = Literal["running", "waiting", "held", "completed", "dead", "cancelled"]
 
@@ -102,7 +102,7 @@ class FlowDone(Model):
 class Signal(Model):
     name: str
     shared: bool = Field(description="It was sent to all jobs that wait for this key.")
-    value: Json = Field(description="Secrets redacted; null if payloads are hidden.")
+    value: Stored = Field(description="Secrets redacted; null if payloads are hidden.")
     sent_at: At
 
     @classmethod

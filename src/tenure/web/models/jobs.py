@@ -24,6 +24,7 @@ from tenure.web.models.values import (
     Name,
     Payloads,
     Search,
+    Stored,
     Text,
     Words,
     ours,
@@ -204,7 +205,7 @@ class Edit(Model):
 
     at: At
     who: str
-    before: Json = Field(description="The arguments before the change.")
+    before: Stored = Field(description="The arguments before the change.")
 
     @classmethod
     def of(cls, edited: Edited) -> Self:
@@ -215,9 +216,9 @@ class Job(JobSummary):
     """A job with all details."""
 
     payloads: Payloads
-    args: Json = Field(description="Arguments by name, secrets redacted; null if payloads are hidden.")
-    result: Json = Field(description="The result of a completed job; null if payloads are hidden.")
-    checkpoint: Json = Field(description="Where the next attempt continues; null if payloads are hidden.")
+    args: Stored = Field(description="Arguments by name, secrets redacted; null if payloads are hidden.")
+    result: Stored = Field(description="The result of a completed job; null if payloads are hidden.")
+    checkpoint: Stored = Field(description="Where the next attempt continues; null if payloads are hidden.")
     meta: dict[str, str]
     max_failures: int
     max_crashes: int
@@ -274,7 +275,7 @@ class JobUpdate(Model):
     started_at: At | None
     ended_at: At | None
     payloads: Payloads
-    result: Json = Field(description="The result of a completed job; null if payloads are hidden.")
+    result: Stored = Field(description="The result of a completed job; null if payloads are hidden.")
 
     @classmethod
     def of(cls, update: Update, payloads: bool) -> Self:

@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from tenure.ports import JobView
-from tenure.web.models.values import At, Json, Length, Model, Name, Payloads, Text, read, shown
+from tenure.web.models.values import At, Json, Length, Model, Name, Payloads, Stored, Text, read, shown
 
 
 class PlainStats(Model):
@@ -25,7 +25,7 @@ class DeadLetter(Model):
     name: str = Field(description="The task.")
     queue: str
     payloads: Payloads
-    payload: Json = Field(description="The arguments by name, secrets redacted; null if payloads are hidden.")
+    payload: Stored = Field(description="The arguments by name, secrets redacted; null if payloads are hidden.")
     attempts: int
     failed_at: At | None
     error: str | None

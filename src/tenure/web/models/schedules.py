@@ -12,7 +12,7 @@ from tenure.operations.schedule_health import ScheduleHealth, TickView
 from tenure.ports import schedules
 from tenure.ports.schedules import Cause, RunStatus, Status
 from tenure.schedules.advice import Outlook
-from tenure.web.models.values import AskedAt, At, Json, Model, Name, Payloads, Words, read, shown
+from tenure.web.models.values import AskedAt, At, Model, Name, Payloads, Stored, Words, read, shown
 
 
 class ScheduleSummary(Model):
@@ -89,7 +89,7 @@ class Schedule(ScheduleSummary):
     task: str | None
     queue: str | None
     payloads: Payloads
-    args: Json = Field(description="Arguments of its task, secrets redacted; null if payloads are hidden.")
+    args: Stored = Field(description="Arguments of its task, secrets redacted; null if payloads are hidden.")
     runs: list[Run]
     lint: list[str] = Field(description="What its rule does that people do not expect.")
 

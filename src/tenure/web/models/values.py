@@ -68,6 +68,7 @@ def ours(meta: dict[str, str]) -> dict[str, str]:
 
 
 Json = Annotated[Any, AfterValidator(_given)]
+Stored = Any  #: JSON from the store, shown whatever it is
 At = Annotated[datetime, Field(examples=["2030-01-31T06:00:00Z"])]
 AskedAt = Annotated[At, BeforeValidator(_instant)]
 NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,99}$"

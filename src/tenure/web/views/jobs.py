@@ -18,7 +18,7 @@ from tenure.events import headline
 from tenure.operations.explain import doing, stamp, waits_for
 from tenure.operations.job_query import JobQuery
 from tenure.operations.job_search import checked
-from tenure.operations.jobs import DONE, LOOK_SECONDS, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
+from tenure.operations.jobs import DONE, LOOK_SECONDS, VERBS, Acted, JobRef, Verb
 from tenure.ports import JobView
 from tenure.web.pages import Action, Page, View, back, count, here
 from tenure.web.security import Problem
@@ -242,7 +242,7 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
         "words": str(given),
         "only": ask.left_for(verb),
         "ids": [],
-        "count": min(counted.jobs, MOST_AT_ONCE),
+        "count": counted.jobs,
         "more": counted.more,
         "done": count(done, 0),
     }
@@ -275,7 +275,7 @@ def _recount(view: View, verb: Verb, ask: JobQuery, form: Mapping[str, str]) -> 
     where = ask.filter(view.admin.now(), payloads=view.user.payloads)
     found = view.admin.jobs.count(where, verb, cursor=form.get("cursor") or None).jobs
     typed = count(form.get("count", ""), 0)
-    if min(found, MOST_AT_ONCE) > typed + typed // 10:
+    if found > typed + typed // 10:
         detail = f"{typed:,} were counted, and {found:,} match now: go back and count again"
         raise Problem(HTTPStatus.CONFLICT, f"Nothing is {DONE[verb]}", detail)
 
