@@ -335,6 +335,42 @@ def test_a_block_waits_a_moment_for_the_last_calls_of_its_handlers(
     assert caplog.text == ""
 
 
+def test_a_block_that_ends_while_the_store_hangs_does_not_wait_for_its_other_calls(
+    jobs: Tenure, over: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tenure.worker.worker.SETTLE_SECONDS", 0.1)
+    silent, hanging, answered = threading.Event(), set[str](), list[str]()
+
+    def hangs(verb: str) -> None:
+        whole = getattr(SqliteStore, verb)
+
+        def call(*args: object, **options: object) -> object:
+            if not silent.is_set():
+                return whole(*args, **options)
+            hanging.add(verb)
+            over.wait(SECONDS)
+            answered.append(verb)
+            raise StoreAway("no answer")
+
+        monkeypatch.setattr(SqliteStore, verb, call)
+
+    for verb in ("promote", "prune", "renew", "settle"):
+        hangs(verb)
+    monkeypatch.setattr(SqliteStore, "finish", away)
+
+    @jobs.task
+    def download() -> None:
+        silent.set()
+
+    with jobs.worker():
+        download.enqueue()
+        until(lambda: hanging >= {"promote", "renew"}, "its duties to wait for the store")
+
+    assert answered == []
+    assert "settle" not in hanging  # it would not be answered, either
+    assert "1 outcome not stored" in caplog.text
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("lacking", ["files", "threads"])
 def test_a_worker_that_begins_again_waits_for_files_and_threads(

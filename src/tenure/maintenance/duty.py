@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from math import inf
+from time import monotonic
 
 from tenure.errors import StoreError
 from tenure.maintenance.holder import RETRY_SECONDS
@@ -42,10 +44,10 @@ class Duty:
         self._stopped = True
         self._wake.set()
 
-    def join(self) -> None:
-        """Return when its thread has ended; at once if it was never started."""
+    def join(self, until: float = inf) -> None:
+        """Return when its thread has ended, or at this time; at once if it was never started."""
         if self.thread.ident is not None:
-            self.thread.join()
+            join_until(self.thread, until)
 
     def _run(self) -> None:
         try:
@@ -61,3 +63,8 @@ class Duty:
         except StoreError as error:
             self._unavailable(error)
             return RETRY_SECONDS
+
+
+def join_until(thread: threading.Thread, until: float) -> None:
+    """Return when the thread has ended, or at this time of `monotonic`."""
+    thread.join(None if until == inf else max(until - monotonic(), 0.0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from random import random
 from types import MappingProxyType
 from typing import Protocol
@@ -66,7 +67,7 @@ class Alarm(Protocol):
 
     def start(self) -> None: ...
 
-    def stop(self) -> None: ...
+    def stop(self, until: float = inf) -> None: ...
 
 
 NewAlarm = Callable[[Settings, Store, Notifier, Callable[[], list[Lag]]], Alarm]
@@ -133,9 +134,9 @@ class Maintenance:
         for duty in self._duties:
             duty.stop()
 
-    def join(self) -> None:
+    def join(self, until: float = inf) -> None:
         for duty in self._duties:
-            duty.join()
+            duty.join(until)
 
     def hurry(self, *names: str) -> None:
         """Have these duties done at once. From any thread; those that are in no roster are ignored."""

@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from hashlib import sha256
+from math import inf
 from random import random
 from typing import TYPE_CHECKING, cast
 
@@ -30,6 +31,7 @@ from tenure.core.lifecycle import LIVE
 from tenure.core.logs import logger
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import StoreError, TenureError
+from tenure.maintenance.duty import join_until
 from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Case, Problem, cases
 from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, ago, named, of_duties, problems
@@ -301,11 +303,11 @@ class Alarm:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop checking; deliveries in progress are completed."""
+    def stop(self, until: float = inf) -> None:
+        """Stop checking; deliveries in progress are completed, if that takes no longer than until then."""
         self._closing.set()
         if self._thread.ident is not None:
-            self._thread.join(LAST_SECONDS)
+            join_until(self._thread, min(until, time.monotonic() + LAST_SECONDS))
 
     def _run(self) -> None:
         rested, pause, answered, told = False, 0.0, False, ""

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
+from math import inf
+from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from tenure.core.lifecycle import Released
 from tenure.core.logs import logger
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
-from tenure.maintenance.duty import Duty
+from tenure.maintenance.duty import Duty, join_until
 from tenure.maintenance.holder import LeaseHolder, identity
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
@@ -42,6 +44,7 @@ from tenure.worker.stops import STOP_SECONDS
 from tenure.worker.worker import Worker, declaration, own_threads, run_loop
 
 _log = logger("tenure.worker")
+CLOSE_SECONDS = 1.0  #: how long the end of a block waits for threads that call a store which is away
 AGAIN_SECONDS = 1.0  #: between two tries to begin again where no file or thread is left
 MOST_NAMED = 5  #: jobs in a line of the log
 
@@ -86,6 +89,7 @@ class _Serving:
         self.failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.abandoned: LeaseHolder | None = None  #: not renewed: its lease ends, and then others may run its jobs
+        self.closes_by = inf  #: the threads beside it, if the store was away as the block ended: they may be calling it
         self._wake = asyncio.Event()
         self._fenced = self._hurried = False
 
@@ -127,7 +131,10 @@ class _Serving:
                         worker.unstored,
                         "s" * (worker.unstored > 1),
                     )
-                self._settle()
+                if worker.store_is_away and not self._running:  # asking again may take as long as it took to learn that
+                    self.closes_by = monotonic() + CLOSE_SECONDS
+                else:
+                    self._settle()
                 await self._caller_answers()
                 if self._running:
                     self._register_again()
@@ -458,11 +465,12 @@ class Embedded:
             raise serving.failure
 
     def _close(self) -> None:
-        for thread in self._threads:
-            thread.join()
-        self._maintenance.join()
+        serving = self._serving
+        for thread in self._threads:  # the first is that of `serving`
+            join_until(thread, serving.closes_by)
+        self._maintenance.join(serving.closes_by)
         if self._alarm is not None:
-            self._alarm.stop()
+            self._alarm.stop(serving.closes_by)
         if self._rescues is not None:
             self._rescues.close()
         self._opened.close()

@@ -200,6 +200,11 @@ class Worker:
         """The number of outcomes the store has not confirmed."""
         return self._slots.backlog.unstored()
 
+    @property
+    def store_is_away(self) -> bool:
+        """Are there outcomes that the store does not take, just now?"""
+        return self.unstored > 0 and self._slots.access.fails("write")
+
     async def _wait_flushed(self, block_ended: Callable[[], bool]) -> None:
         slots, backlog = self._slots, self._slots.backlog
         give_up_at = inf
