@@ -419,6 +419,28 @@ def test_a_server_that_lets_one_in_and_answers_nothing_is_told_and_left(
         notifier.close()
 
 
+def test_a_server_that_answers_no_more_is_not_taken_for_a_pooler(
+    new_notifier: NewNotifier, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_PROOF_WITHIN", 0.3)
+    monkeypatch.setattr(postgres, "_PROOF_EVERY", 0.2)
+    with Pooler(server.port) as pooler:
+        pooler.deaf = False
+        good = urlsplit(server.url())
+        netloc = f"{good.username}:{good.password}@127.0.0.1:{pooler.port}"
+        notifier = new_notifier(good._replace(netloc=netloc, query="sslmode=disable&gssencmode=disable").geturl())
+        ear = notifier.listen()
+        until(lambda: ear.drain() == [], "a listener that hears")
+
+        monkeypatch.setattr(postgres, "_ANSWER", 0.5)
+        pooler.silent = True
+        until(lambda: ear.problem, "a problem of the listener")
+        assert "no answer in 0.5s" in ear.problem
+        assert ANY in ear.drain()
+        ear.close()
+        notifier.close()
+
+
 class Pooler:
     """Between clients and a server, losing notifications as a pooler in transaction mode does.
 

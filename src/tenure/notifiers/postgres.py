@@ -124,7 +124,7 @@ class PostgresListener:
         if self._pid == os.getpid():  # after a fork, thread and connection are the parent's
             with suppress(OSError):
                 self._wake.send(b"\0")
-            self._thread.join(_CLOSE_SECONDS)  # it takes longer only while connecting to a server that does not answer
+            self._thread.join(_CLOSE_SECONDS)  # it takes longer only while the server does not answer
         self._inbox.close()
 
     # ── its thread ──
@@ -158,6 +158,8 @@ class PostgresListener:
             elif self._closing:
                 return
             elif token:
+                self._listening = False
+                connection.execute("SELECT 1")  # if the server answers nothing at all, LISTEN is not at fault
                 raise _TokenLost
             else:
                 token, due = token_hex(8), monotonic() + _PROOF_WITHIN
