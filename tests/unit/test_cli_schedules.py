@@ -632,6 +632,19 @@ def test_waiting_too_long_says_so(run: Run, timetable: Timetable) -> None:
     assert "10ms" in err
 
 
+@pytest.mark.parametrize(
+    ("until", "told"),
+    [("2026-01-07", "1 job stored; 6 ticks follow it"), ("2026-01-02", "1 job stored; 1 tick follows it")],
+)
+def test_backfill_says_how_many_ticks_follow_a_job_that_has_their_unique_key(
+    until: str, told: str, run: Run, store: Store, timetable: Timetable
+) -> None:
+    made(timetable, job=draft(id="", unique="one"))
+
+    assert run("backfill", "report", "--from", "2026-01-01", "--to", f"{until}T23:59", "--yes") == (0, f"{told}\n", "")
+    assert store.counts()[State.QUEUED] == 1
+
+
 def test_backfill_counts_and_asks_before_it_stores(run: Run, store: Store, timetable: Timetable) -> None:
     made(timetable, tz="Europe/Paris")
     span = ("--from", "2026-01-01", "--to", "2026-01-07T23:59")

@@ -876,6 +876,21 @@ def test_runs_are_counted_in_the_order_in_which_they_ended() -> None:
     assert len(change.ticks) == 2
 
 
+def test_a_job_that_several_ticks_follow_counts_once_and_closes_all_of_them() -> None:
+    dead = job(State.DEAD, "shared", attempt=2, started_at=at(HOUR), ended_at=at(2 * HOUR))
+    following = [run(seconds, cause=cause) for seconds, cause in [(HOUR, "tick"), (30, "backfill"), (40, "trigger")]]
+    runs = tuple(Run(replace(each.tick, job_id="shared"), dead, None) for each in following)
+    read: list[str] = []
+
+    change = Plan(Standing(declared(pause_after=2), runs), at(3 * HOUR)).close(lambda name: read.append(name) or ())
+    written = change.change()
+
+    assert written is not None
+    assert [tick.status for tick in written.ticks] == ["failure"] * 3
+    assert (written.stored.failure_count, written.stored.paused_at) == (1, None)
+    assert read == ["shared"]
+
+
 def test_what_a_command_printed_is_kept_with_its_run() -> None:
     change = (
         Plan(Standing(declared(), (succeeded(HOUR, until=HOUR),)), at(2 * HOUR)).close(no_attempts, "tail ☃").change()

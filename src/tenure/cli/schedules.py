@@ -22,6 +22,7 @@ from tenure.operations.schedule_health import ScheduleHealth, clock, coming, hel
 from tenure.schedules import advice
 from tenure.schedules.cron import Every
 from tenure.schedules.plan import rule_of
+from tenure.schedules.timetable import backfilled
 
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
@@ -353,10 +354,7 @@ def backfill(
         if ticks:
             confirm(shared, f"{name}: run {_ticks(ticks, [clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
         ids = admin.schedules.backfill(name, first, last, again=again) if ticks else []
-    words = (
-        f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "every tick in that time already has a run"
-    )
-    return print_result(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
+    return print_result(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, backfilled(ids))
 
 
 def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:

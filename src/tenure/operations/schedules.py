@@ -168,7 +168,7 @@ class Schedules(ScheduleReads):
         span = f"{since.isoformat()} to {until.isoformat()}"
         with self._access.recorded("schedule.backfill", name, span=span) as said:
             ids = self._timetable.backfill(name, since, until, again=again)
-            said.append(f"{len(ids)} jobs")
+            said.append(f"{len(set(ids))} jobs")
         return ids
 
     def put(self, new: Schedule) -> Standing:

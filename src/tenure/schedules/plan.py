@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from sys import maxsize
 from typing import Any
@@ -189,15 +189,20 @@ class Plan(PlannedChange):
     # ── runs that have ended ──
 
     def close(self, attempts: Callable[[str], Sequence[AttemptView]], output: str = "") -> Plan:
-        """Record how runs ended. `attempts` of a job give the time of its first start."""
+        """Record how runs ended. `attempts` of a job give the time of its first start.
+
+        Several ticks may follow one job, which held their unique key: each is closed, and the job counts once.
+        """
+        attempts, counted = cache(attempts), set[str | None]()
         for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self.now):
-            self._close(run, attempts, output)
+            self._close(run, attempts, output, counts=run.tick.job_id not in counted)
+            counted.add(run.tick.job_id)
         if self._ended and self.schedule.due_at is not None:  # a tick may have waited for these runs:
             self.set(due_at=min(self.now, self.schedule.due_at))  # a reader that closes them leaves the tick to fire
         self._ended = []
         return self
 
-    def _close(self, run: Run, attempts: Callable[[str], Sequence[AttemptView]], output: str) -> None:
+    def _close(self, run: Run, attempts: Callable[[str], Sequence[AttemptView]], output: str, *, counts: bool) -> None:
         job, tick = run.job, replace(run.tick, output=output or run.tick.output)
         if job is None:
             self.ticks.append(replace(tick, status="cancelled", why="its job was deleted", ended_at=self.now))
@@ -211,7 +216,7 @@ class Plan(PlannedChange):
             return
         self.ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
         self._falls_behind |= self._outran(tick, job)
-        if started is None or job.ended_at is None:
+        if started is None or job.ended_at is None or not counts:
             return  # cancelled before it began: no run
         s = self.schedule
         failures = s.failure_count + 1 if status == "failure" else 0 if status == "success" else s.failure_count

@@ -349,6 +349,18 @@ class Timetable:
         raise AssertionError("the tries end with an error")
 
 
+def backfilled(ids: Sequence[str]) -> str:
+    """What became of the ticks of a backfill, whose jobs these are. With a unique key, several ticks follow one job."""
+    if not ids:
+        return "every tick in that time already has a run"
+    jobs = len(set(ids))
+    follow = len(ids) - jobs
+    told = f"{jobs:,} job{'' if jobs == 1 else 's'} stored"
+    if not follow:
+        return told
+    return f"{told}; {follow:,} tick{' follows' if follow == 1 else 's follow'} {'it' if jobs == 1 else 'them'}"
+
+
 def ticks_of(store: Store, s: Schedule, *, limit: int, before: datetime | None = None) -> list[Tick]:
     """The ticks of a schedule, also those under its former names, newest first."""
     whose = owners([s, *(each.schedule for each in store.schedules() if each.schedule.name != s.name)])

@@ -18,7 +18,7 @@ from tenure.operations.schedule_health import ScheduleHealth, clock, definition,
 from tenure.operations.schedules import Happened
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Rule
-from tenure.schedules.timetable import UnknownSchedule
+from tenure.schedules.timetable import UnknownSchedule, backfilled
 from tenure.web.pages import Action, Page, Sorting, View, back, count
 from tenure.web.security import Problem
 
@@ -266,10 +266,7 @@ def _backfill(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]])
     name = view.given["name"]
     first, last = (moment(form.get(each, ""), each) for each in ("first", "last"))
     ids = view.admin.schedules.backfill(name, first, last, again=form.get("again") == "yes")
-    told = (
-        f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "every tick in that time already has a run"
-    )
-    return f"{name}: {told}", at(name)
+    return f"{name}: {backfilled(ids)}", at(name)
 
 
 def _rename(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
