@@ -761,6 +761,22 @@ def test_a_tick_that_waits_for_its_jitter_is_fired_before_a_change_of_the_rule()
     assert change.stored.next_tick == at(15 * HOUR)
 
 
+@pytest.mark.parametrize("new", [{}, {"jitter": 60.0}, {"rule": "0 3 * * *"}], ids=str)
+def test_a_tick_that_waits_for_its_jitter_is_not_late_if_the_jitter_is_changed(new: dict[str, Any]) -> None:
+    stands = declared(rule="0 0 * * *", jitter=6 * HOUR, catch_up="skip")
+    now = 12 * HOUR + 1800
+    assert jitter(stands, at(12 * HOUR)).total_seconds() > 1800
+
+    change = planned(stands, now).declare(schedule(**{"name": "s", "rule": "0 0 * * *", "catch_up": "skip", **new}))
+    written = change.change()
+
+    assert written is not None
+    assert (began(written), told(written)) == ([12 * HOUR], [])
+    assert written.stored.jitter == new.get("jitter", 0.0)
+    assert written.stored.next_tick is not None
+    assert written.stored.due_at == written.stored.next_tick + jitter(written.stored, written.stored.next_tick)
+
+
 def test_a_changed_job_is_what_the_next_tick_runs() -> None:
     new = schedule(name="s", rule="every 1h", job=draft(id="", task="other"))
     change = planned(declared(), 10).declare(new).change()

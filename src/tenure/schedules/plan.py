@@ -387,25 +387,28 @@ class Plan(PlannedChange):
         if before.kind != new.kind and understood(before):  # a guard's next tick is a call, not a tick of a task
             self._skip_passed(f"it has become a {new.kind}")
             self.set(next_tick=None)
-        self.set(**{name: getattr(new, name) for name in _DEFINITION})
+        # By a new jitter, a tick that waits for the old one would be fired at another time, which may have passed.
+        respread = before.jitter != new.jitter
+        self.set(**{name: getattr(new, name) for name in _DEFINITION} | {"jitter": before.jitter})
         if before.paused_why.startswith(BROKEN):
             self.set(paused_at=None, paused_why="")
         if understood(before):
-            self._decide_by_old_rule(moved)
+            self._decide_by_old_rule(moved, spread=not (moved or respread))
         else:  # its ticks since then can't be computed
             self.set(retired_at=None, pending_tick=None, unread="")
+        self.set(jitter=new.jitter)
         if moved or before.unread:
             self.set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
             self.set(next_tick=self.after(self.now) if new.kind == "task" else None)
         return self._set_due()
 
-    def _decide_by_old_rule(self, moved: bool) -> None:
+    def _decide_by_old_rule(self, moved: bool, *, spread: bool) -> None:
         """Fire the ticks that are due by the old rule, and record those that will not be fired."""
         if self.schedule.retired_at is not None:
             self.set(retired_at=None)
             self._skip_passed("no app declared it")
         # A row has one next tick: once that is one of another rule, no tick of the old one can wait for its jitter.
-        next_tick = self.fire(spread=not moved).schedule.next_tick
+        next_tick = self.fire(spread=spread).schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
             self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
 
