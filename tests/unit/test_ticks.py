@@ -637,6 +637,37 @@ def test_a_tick_that_waited_when_it_was_paused_is_skipped() -> None:
     assert change.stored.pending_tick is None
 
 
+@pytest.mark.parametrize("idle", ["paused", "retired"])
+def test_a_tick_that_waits_for_its_jitter_stays_due_if_a_pause_is_over_by_then(idle: str) -> None:
+    stands = declared(rule="every 6h", jitter=5 * HOUR)
+    waits = jitter(stands, at(6 * HOUR)).total_seconds()
+    assert waits > 120
+    plan = planned(stands, 6 * HOUR + 30)
+    stopped = (plan.pause("x") if idle == "paused" else plan.retire()).change()
+    assert stopped is not None
+
+    def again(seconds: float) -> Change:
+        plan = planned(stopped.stored, seconds)
+        change = (plan.resume() if idle == "paused" else plan.declare(stands.but(rev=0))).change()
+        assert change is not None
+        return change
+
+    soon, late = again(6 * HOUR + 60), again(6 * HOUR + waits)
+    assert (soon.ticks, soon.stored.next_tick, soon.stored.due_at) == ((), at(6 * HOUR), at(6 * HOUR + waits))
+    assert began(fired(soon.stored, 6 * HOUR + waits)) == [6 * HOUR]
+    assert (told(late), late.stored.next_tick) == ([("skipped", 6 * HOUR, None, 1)], at(12 * HOUR))
+
+
+def test_a_tick_during_a_pause_is_skipped_also_if_its_jitter_ends_after_it() -> None:
+    paused = planned(declared(rule="every 6h", jitter=5 * HOUR), 6 * HOUR - 30).pause("x").change()
+    assert paused is not None
+
+    change = planned(paused.stored, 6 * HOUR + 30).resume().change()
+
+    assert change is not None
+    assert (told(change), change.stored.next_tick) == ([("skipped", 6 * HOUR, None, 1)], at(12 * HOUR))
+
+
 def test_a_pause_while_it_catches_up_skips_the_rest() -> None:
     first = fired(declared(catch_up="all"), 3.5 * HOUR).stored
     paused = planned(first, 3.6 * HOUR, run(HOUR)).pause("x").change()

@@ -173,6 +173,25 @@ class PlannedChange:
             )
         )
 
+    def skip_passed(self, why: str, idle_since: datetime | None = None) -> None:
+        """Record the ticks up to now, and the one that waits for a run, as skipped.
+
+        One that came before the schedule was idle, and still waits for its jitter, did not pass meanwhile: it stays.
+        """
+        s = self.schedule
+        if s.job is None:
+            return
+        if s.pending_tick is not None:
+            self.note("skipped", s.pending_tick, why)
+        if s.next_tick is not None and s.next_tick <= self.now:
+            until, following = self.now + _MOMENT, self.after(self.now)
+            last = None if idle_since is None else self.upto(min(idle_since, self.now))
+            if last is not None and last >= s.next_tick and last + jitter(s, last) > self.now:
+                until = following = last
+            self.miss(s.next_tick, until, why, "skipped")
+            self.set(next_tick=following)
+        self.set(pending_tick=None, catching_up_to=None)
+
     def note(self, status: Status, tick: datetime, why: str) -> None:
         self.ticks.append(Tick(schedule=self.schedule.name, tick=tick, status=status, why=why, decided_at=self.now))
 
@@ -385,7 +404,7 @@ class Plan(PlannedChange):
         before = self.schedule
         moved = any(getattr(before, name) != getattr(new, name) for name in ("kind", *_TIMING))
         if before.kind != new.kind and understood(before):  # a guard's next tick is a call, not a tick of a task
-            self._skip_passed(f"it has become a {new.kind}")
+            self.skip_passed(f"it has become a {new.kind}")
             self.set(next_tick=None)
         # By a new jitter, a tick that waits for the old one would be fired at another time, which may have passed.
         respread = before.jitter != new.jitter
@@ -404,9 +423,9 @@ class Plan(PlannedChange):
 
     def _decide_by_old_rule(self, moved: bool, *, spread: bool) -> None:
         """Fire the ticks that are due by the old rule, and record those that will not be fired."""
-        if self.schedule.retired_at is not None:
+        if (retired_at := self.schedule.retired_at) is not None:
             self.set(retired_at=None)
-            self._skip_passed("no app declared it")
+            self.skip_passed("no app declared it", retired_at)
         # A row has one next tick: once that is one of another rule, no tick of the old one can wait for its jitter.
         next_tick = self.fire(spread=spread).schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
@@ -430,30 +449,19 @@ class Plan(PlannedChange):
         After the store's clock was set back, ticks count from now on, also those that have run by the other clock.
         """
         self._readable()
-        if self.schedule.paused_at is None:
+        if (paused_at := self.schedule.paused_at) is None:
             if set_back(self.schedule, self.now):
                 self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
                 self.set(since=min(self.schedule.since or self.now, self.now), reset_at=self.now)
                 return self._set_due()
             return self  # keep due_at: a tick that is due stays due now
         self.set(paused_at=None, paused_why="", failure_count=0)
-        self._skip_passed("paused")
+        self.skip_passed("paused", paused_at)
         return self._set_due()
 
     def _readable(self) -> None:
         if self.schedule.unread:
             raise Refused(why_unread(self.schedule))
-
-    def _skip_passed(self, why: str) -> None:
-        s = self.schedule
-        if s.job is None:
-            return
-        if s.pending_tick is not None:
-            self.note("skipped", s.pending_tick, why)
-        if s.next_tick is not None and s.next_tick <= self.now:
-            self.miss(s.next_tick, self.now + _MOMENT, why, "skipped")
-            self.set(next_tick=self.after(self.now))
-        self.set(pending_tick=None, catching_up_to=None)
 
     # ── operator actions ──
 
