@@ -854,6 +854,43 @@ def test_an_unknown_name_is_told_with_those_that_are_known(act: str, clock: Cloc
         ACTS[act](clock.table)
 
 
+def drawn(longest: float, *, over: float = 0.0, under: float = 1.0) -> str:
+    """A name whose jitter at the first full hour is between these parts of the longest."""
+    tick = Clockwork().at(1)
+    waits = {n: jitter(hourly(n, jitter=longest), tick).total_seconds() for n in map("n{}".format, range(100))}
+    return next(name for name, seconds in waits.items() if over * longest < seconds < under * longest)
+
+
+def test_a_rename_loses_no_tick_that_waits_for_its_jitter(clock: Clockwork) -> None:
+    before, after = drawn(3_000.0, over=0.8), drawn(3_000.0, under=0.1)
+    clock.table.put(hourly(before, jitter=3_000.0, catch_up="skip"))
+    clock.fire(1.5)
+    assert clock.told(before) == []
+
+    clock.bell.rung.clear()
+    clock.table.rename(before, after)
+    assert clock.bell.rung == [Ring("due", "")]
+    clock.fire()
+
+    assert clock.told(after) == [("open", 1, 1, 1)]
+
+
+@pytest.mark.parametrize("sooner", [True, False])
+def test_a_renamed_schedule_is_fired_by_the_jitter_of_its_new_name(sooner: bool, clock: Clockwork) -> None:
+    names = [drawn(3_000.0, over=0.8), drawn(3_000.0, under=0.1)]
+    before, after = names if sooner else names[::-1]
+    clock.table.put(hourly(before, jitter=3_000.0, catch_up="skip"))
+    clock.fire()
+
+    clock.table.rename(before, after)
+    clock.fire()
+    s = clock.stands(after)
+    assert s.due_at == clock.at(1) + jitter(s, clock.at(1))
+    clock.fire((s.due_at - clock.store.now()) / timedelta(hours=1))
+
+    assert clock.told(after) == [("open", 1, 1, 1)]
+
+
 # ── overdue ──
 
 

@@ -23,7 +23,7 @@ from tenure.core.sealed import is_sealed
 from tenure.errors import InvalidOption
 from tenure.errors import Refused as Refused
 from tenure.ports import AttemptView, Draft, JobView
-from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Run, Schedule, Standing, Status, Tick
+from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Former, Run, Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Every, Rule, read
 
 ON_TIME = 60.0  #: a tick fired within this many seconds of its time was not missed
@@ -191,6 +191,18 @@ class PlannedChange:
             self.miss(s.next_tick, until, why, "skipped")
             self.set(next_tick=following)
         self.set(pending_tick=None, catching_up_to=None)
+
+    def rename(self, name: str, formerly: tuple[Former, ...]) -> None:
+        """Jitter is drawn by the name: a tick that waits for that of the old name would now have another time to be
+        fired at, which may have passed. So it is due at once."""
+        s = self.schedule
+        if not s.idle and s.job is not None:
+            tick = s.next_tick
+            if tick is not None and s.pending_tick is None and tick <= self.now < tick + jitter(s, tick):
+                self.set(pending_tick=tick)
+                self.move_past(tick)
+            self.set(due_at=self.now)  # when its next tick is due is then found by the new name
+        self.set(name=name, formerly=formerly)
 
     def note(self, status: Status, tick: datetime, why: str) -> None:
         self.ticks.append(Tick(schedule=self.schedule.name, tick=tick, status=status, why=why, decided_at=self.now))

@@ -319,8 +319,12 @@ class Timetable:
                 raise Refused(f"a schedule {new!r} exists already: choose another name, or remove that one first")
             if standing.runs:
                 continue  # one has ended just now
-            formerly = tuple(each for each in (*s.formerly, Former(name, self.store.now())) if each.name != new)
-            if self.store.change([Change(schedule=s.but(name=new, formerly=formerly[-_NAMES_KEPT:]), former=name)])[0]:
+            now = self.store.now()
+            formerly = tuple(each for each in (*s.formerly, Former(name, now)) if each.name != new)
+            plan = Plan(standing, now)
+            plan.rename(new, formerly[-_NAMES_KEPT:])
+            if self.store.change([Change(schedule=plan.schedule, former=name)])[0]:
+                self._notifier.announce([Ring("due", "")])
                 return self.get(new)
         raise AssertionError("the tries end with an error")
 
