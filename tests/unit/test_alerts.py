@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from conformance.factories import World, claim, identity, lose_asks, put
+from conformance.factories import World, claim, draft, identity, lose_asks, put
 from conformance.scene import HOOK, Scene
 from conformance.test_limits import SHOP, declare, limited
 from conformance.test_waiting import settle_waits
@@ -568,6 +568,19 @@ def test_what_waits_for_its_time_or_was_paused_by_someone_is_no_problem(scene: S
     scene.passes(3700)
 
     assert not scene.problems()
+
+
+def test_a_scheduled_job_that_waits_for_a_place_is_late_by_its_limit(scene: Scene) -> None:
+    scene.worker()
+    scene.scheduled(job=draft(id="", limits=(SHOP,)))
+    scene.passes(3600)
+    scene.fires()
+    scene.passes(301)
+
+    (problem,) = scene.problems("late")
+    (job,) = problem.jobs
+    assert problem.says.endswith(f"and its job waits for a place of {SHOP.key}")
+    assert problem.fix == f"tenure jobs explain {job}"
 
 
 def test_what_is_not_fired_is_said_once_and_not_of_every_schedule(scene: Scene) -> None:

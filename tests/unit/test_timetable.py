@@ -11,6 +11,7 @@ import pytest
 
 from conformance.factories import World, begin_guarded, claim_one, draft, finish, look, put, schedule, start
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, State
+from tenure.core.limits import Key
 from tenure.errors import StoreError
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
@@ -909,6 +910,17 @@ def test_overdue_says_what_should_run_and_does_not_longest_first(clock: Clockwor
         ("not fired", HOUR / 2, "no supervisor fired it"),
     ]
     assert found[0].expected_at == clock.at(0.5)
+
+
+def test_a_run_that_waits_for_a_place_is_overdue_by_its_limit(clock: Clockwork) -> None:
+    clock.table.put(hourly(grace=60.0, job=draft(id="", limits=(Key("shop:7", "shop:{shop}"),))))
+    clock.fire(1)
+    clock.advance(0.5)
+
+    (found,) = clock.table.overdue()
+
+    (tick,) = clock.store.ticks("s")
+    assert found.why == f"its job waits for a place of shop:7: tenure jobs explain {tick.job_id}"
 
 
 def test_nothing_is_overdue_while_it_runs_however_long(clock: Clockwork) -> None:

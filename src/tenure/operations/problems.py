@@ -137,15 +137,16 @@ def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Pro
     elif any(run.live for run in standing.runs):
         job = next((run.job for run in standing.runs if run.live and run.job), None)
         queue, task = (job.queue, job.task) if job else ("", "")
-        waits = (
-            f"its job waits in queue {queue}, which is paused"
-            if queue in facts.paused
-            else "no worker has started its job"
-        )
+        waits, fix = "no worker has started its job", ""
+        if queue in facts.paused:
+            waits = f"its job waits in queue {queue}, which is paused"
+        elif job and job.parked is not None:
+            waits, fix = f"its job waits for a place of {job.parked}", f"tenure jobs explain {job.id}"
         yield Problem(
             "late",
             s.name,
             f"{s.name} was due {ago(late)} ago, and {waits}",
+            fix,
             queue=queue,
             task=task,
             jobs=(job.id,) if job else (),

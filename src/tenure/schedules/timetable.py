@@ -424,6 +424,9 @@ def why_overdue(standing: Standing, now: datetime, paused: Collection[str] = ())
     held = [run.job.queue for run in waiting if run.job and run.job.queue in paused]
     if held:
         return f"its queue {held[0]} is paused"
+    for job in (run.job for run in waiting):
+        if job is not None and job.parked is not None:
+            return f"its job waits for a place of {job.parked}: tenure jobs explain {job.id}"
     return "no worker started its job" if waiting else "no supervisor fired it"
 
 

@@ -208,7 +208,8 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "queue-age":
             return "A queue is behind", "Add workers or slots, or wait if the oldest job gets younger.", waiting
         case "late":
-            return "A schedule is late", "Its job is queued until a slot is free.", job if problem.jobs else schedule
+            do = "Its job waits for a slot, or for a place of its limit."
+            return "A schedule is late", do, job if problem.jobs else schedule
         case "overdue":
             return "A schedule is overdue", "Check that its caller and a supervisor are running.", schedule
 
