@@ -54,6 +54,7 @@ TABLE = Table(
         # ── code stops first ──
         Guard("a thread has no outcome before it has stopped", "worker/executor.py", "                continue  # a thread can't be cancelled", "                outcome = self.verdict\n                break  # a thread can't be cancelled", HERE + "a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_cancelled"),
         Guard("a result that is returned too late is no success", "worker/executor.py", "if self.stopping == \"timeout\" or self.stopping == \"lease_lost\":", "if False:", HERE + "what_comes_back_after_its_time_is_no_success"),
+        Guard("a snooze that comes too late is charged", "worker/executor.py", "        case Snooze() as late if attempt.stopping == \"timeout\"", "        case Snooze() as late if False", HERE + "a_snooze_that_comes_too_late_is_charged"),
         Guard("a child of a handler that comes back ends", "worker/executor.py", "if forked.depth != self._depth:", "if False:", "programs/test_fork_in_a_handler.py -k 'embedded and exits'"),
         Guard("a child of a handler that comes back to its loop ends", "worker/forked.py", "        ready = getattr(self._loop", "        return\n        ready = getattr(self._loop", "programs/test_fork_in_a_handler.py -k 'embedded and awaits'"),
         Guard("the first reason to stop stands", "worker/executor.py", "        if self.stopping is not None and (reason != \"lease_lost\" or self.stopping == \"lease_lost\"):\n            return\n", "", HERE + "the_first_reason_to_stop_stands"),

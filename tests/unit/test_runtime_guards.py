@@ -19,7 +19,7 @@ import pytest
 
 from conformance.factories import LEASE, World, put, running, start
 from conformance.factories import schedule as some_schedule
-from tenure import Job, Retry, Tenure
+from tenure import Job, Retry, Snooze, Tenure
 from tenure.config import load
 from tenure.core import host
 from tenure.core.clock import system_clock
@@ -659,6 +659,31 @@ def test_what_comes_back_after_its_time_is_no_success(shop: Shop, monkeypatch: p
     with shop.jobs.worker():
         until(lambda: shop.outcomes(job), "its end")
     assert shop.outcomes(job) == ["failed"]
+
+
+@pytest.mark.parametrize(("limits", "ended"), [({"timeout": "50ms"}, "failed"), ({"stale_after": "1s"}, "crashed")])
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_a_snooze_that_comes_too_late_is_charged(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, kind: str, limits: dict[str, str], ended: str
+) -> None:
+    asked = told_of_asking(monkeypatch)
+
+    def plain(job: Job) -> None:
+        assert asked.wait(SECONDS)
+        raise Snooze("1h", "the warehouse is closed")
+
+    async def on_the_loop(job: Job) -> None:
+        try:
+            await asyncio.sleep(SECONDS)
+        except asyncio.CancelledError:
+            raise Snooze("1h", "the warehouse is closed") from None
+
+    options: dict[str, Any] = limits
+    pack = shop.jobs.task(name="pack", **options)(plain if kind == "plain" else on_the_loop)
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        until(lambda: shop.outcomes(job), "its end")
+    assert shop.outcomes(job) == [ended]
 
 
 def told_of_asking(monkeypatch: pytest.MonkeyPatch, reason: str = "timeout") -> threading.Event:

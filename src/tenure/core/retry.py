@@ -131,6 +131,8 @@ class Pausable(Protocol):
 class Snooze(Portable, Exception):
     """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
+    Once the attempt is past its `timeout` or `stale_after`, it counts as that instead: charged, and no key is paused.
+
     With `limit`, the key that this job's arguments give is paused: no job gets a place of it until then.
 
     Example: `raise Snooze("10m", "market closed")`, or `raise Snooze("30s", limit=github)`

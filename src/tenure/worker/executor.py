@@ -400,6 +400,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
+        case Snooze() as late if attempt.stopping == "timeout" and not isinstance(late, Misfit | Lost):
+            return attempt.verdict  # else code that always comes too late would run again for ever, uncharged
         case Snooze(delay=delay, reason=reason, limit=limit) as snooze:
             try:
                 pause = None if limit is None else limit.key_of(attempt.claimed.payload)
