@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from conformance.factories import World, bring, draft, finish, put, running, start
+from conformance.factories import World, bring, claim_one, draft, finish, put, running, start
 from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.errors import UnknownJob
 from tenure.events import UNKNOWN_TASK
+from tenure.maintenance.orders import Order, give, record_stop
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.explain import Explanation
@@ -228,6 +229,29 @@ def test_explain_tells_a_job_that_is_about_to_start(store: Store, admin: Admin) 
 
     assert "about to start" in found.verdict
     assert found.what_to_do == ""
+
+
+def test_explain_does_not_count_on_a_worker_that_drains(store: Store, admin: Admin) -> None:
+    first = start(store)
+    record_stop(store, Order("drain", first, "maria", store.now()))
+    job_id = put(store)
+
+    found = why(admin, job_id)
+    assert found.verdict == f"the only worker that could take it drains: {first} (drain ordered by maria)"
+    assert found.what_to_do == "start another: tenure worker"
+    assert "when it is due: the only worker" in all_of(why(admin, put(store, delay=60)))
+
+    give(store, Order("restart", second := start(store, slots=1), "paul", store.now()))
+    found = why(admin, job_id)
+    assert found.verdict.startswith("all workers that could take it drain: ")
+    assert f"{second} (restart ordered by paul, not begun yet)" in found.verdict
+    assert found.what_to_do == "wait for the worker that its supervisor starts next"
+
+    claim_one(store, third := start(store, slots=1))
+    job_id = put(store)
+    assert why(admin, job_id).verdict == f"all slots are busy: {third} 1 of 1"
+    start(store)
+    assert "about to start" in why(admin, job_id).verdict
 
 
 def test_explain_counts_no_guard_and_no_courier_among_the_workers(world: World, store: Store, admin: Admin) -> None:

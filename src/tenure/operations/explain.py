@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,7 +12,7 @@ from tenure.core.lifecycle import GUARD, LIVE, State
 from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, NOT_FETCHED, UNKNOWN_TASK, headline
 from tenure.operations.places import refused
 from tenure.operations.waiting import Holding, few, held_by, wait_of
-from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
+from tenure.operations.workers import Stop, ended_at, has_free_slot, knows, runs_user_jobs, serves, stops
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
 _BUTTONS = re.compile(
@@ -43,6 +43,7 @@ class _Facts:
     owner: WorkerView | None
     workers: Sequence[WorkerView]  #: alive ones that run jobs like this one
     dead: Sequence[WorkerView]  #: workers that died within the last day
+    stops: Mapping[str, Stop]  #: by id, workers that drain by an operator's order
     queue: QueueView | None
     store_url: str
 
@@ -64,6 +65,7 @@ def explain(store: Store, job: JobView) -> Explanation:
         owner=next((row for row in everyone if row.identity.id == job.worker_id), None),
         workers=[row for row in rows if ended_at(row, now) is None],
         dead=[row for row in rows if ended_at(row, now) is not None],
+        stops=stops(store) if job.state in (State.SCHEDULED, State.QUEUED) else {},
         queue=next((each for each in store.queues() if each.name == job.queue), None) if job.state in LIVE else None,
         store_url=store.url,
     )
@@ -251,19 +253,34 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
             DEPLOY,
         )
         return
+    claiming = [row for row in knowing if row.identity.id not in facts.stops]
     if job.solo:
         why = "its task is isolated" if job.isolated else f"its process died {_times(job.crashes)}"
-        alone = [row for row in knowing if row.identity.runner == "solo"]
+        alone = [row for row in claiming if row.identity.runner == "solo"]
         if not any(map(has_free_slot, alone)):
             state = "they are all busy" if alone else "none is up yet: supervisors start one when such jobs wait"
             how = "alone" if job.together == 1 else f"in a group of at most {job.together} such jobs"
             slots = "a one-slot worker" if job.together == 1 else "a worker for them"
             yield f"it must run {how}, since {why}, on {slots}; {state}", ""
         return
-    ordinary = [row for row in knowing if row.identity.runner != "solo"]
+    if not claiming:
+        yield _draining(facts, knowing)
+        return
+    ordinary = [row for row in claiming if row.identity.runner != "solo"]
     if ordinary and not any(map(has_free_slot, ordinary)):
         busy = "; ".join(f"{row.identity.id} {row.processing} of {row.identity.slots}" for row in ordinary)
         yield f"all slots are busy: {busy}", "wait, or add slots: tenure worker -c N, or more workers"
+
+
+def _draining(facts: _Facts, rows: Sequence[WorkerView]) -> tuple[str, str]:
+    """All workers that could take the job claim nothing more, by an operator's order."""
+    told = [(row.identity.id, facts.stops[row.identity.id]) for row in rows]
+    names = few(f"{worker} ({stop})" for worker, stop in told)
+    who = "the only worker that could take it drains" if len(told) == 1 else "all workers that could take it drain"
+    follows = any(stop.verb == "restart" for _, stop in told)
+    return f"{who}: {names}", (
+        "wait for the worker that its supervisor starts next" if follows else "start another: tenure worker"
+    )
 
 
 def _unserved(facts: _Facts) -> Iterator[tuple[str, str]]:

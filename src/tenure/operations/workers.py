@@ -16,7 +16,7 @@ from tenure.maintenance import orders
 from tenure.maintenance.orders import Order
 from tenure.operations.access import Access
 from tenure.operations.sinks import QUEUE
-from tenure.ports import WorkerView
+from tenure.ports import Store, WorkerView
 
 _RAN, _MORE = re.compile(r"([0-9a-f-]{36}) (.+)"), re.compile(r"\+[0-9]{1,6}")  # the note that `settle` leaves
 
@@ -105,6 +105,14 @@ class Stop(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.verb} ordered by {self.who}{'' if self.taken else ', not begun yet'}"
+
+
+def stops(store: Store) -> dict[str, Stop]:
+    """By id, the workers that an operator has had drained or restarted within the last day. They claim nothing more."""
+    taken, waiting = orders.stops(store), orders.open_orders(store)
+    found = [(each, True) for each in taken.values()]
+    found += [(each, False) for each in waiting if each.verb != "stack" and each.worker not in taken]
+    return {each.worker: Stop(each.verb, each.who, each.at, taken) for each, taken in found}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +216,7 @@ class Workers:
 
     def stops(self) -> Mapping[str, Stop]:
         """By id, the workers that an operator has had drained or restarted within the last day."""
-        taken, waiting = orders.stops(self._store), orders.open_orders(self._store)
-        found = [(each, True) for each in taken.values()]
-        found += [(each, False) for each in waiting if each.verb != "stack" and each.worker not in taken]
-        return {each.worker: Stop(each.verb, each.who, each.at, taken) for each, taken in found}
+        return stops(self._store)
 
     def get(self, worker_id: str) -> WorkerView:
         """A worker of the last day. Raises UnknownWorker."""
