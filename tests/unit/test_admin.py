@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from conformance.factories import World, bring, claim_one, draft, finish, put, running, start
+from conformance.factories import World, bring, claim, claim_one, draft, finish, put, running, start
 from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.errors import UnknownJob
 from tenure.events import UNKNOWN_TASK
@@ -229,6 +229,22 @@ def test_explain_tells_a_job_that_is_about_to_start(store: Store, admin: Admin) 
 
     assert "about to start" in found.verdict
     assert found.what_to_do == ""
+
+
+def test_explain_says_that_a_share_of_slots_may_be_used_up(store: Store, admin: Admin) -> None:
+    worker = start(store, queues=("default", "imports"), slots=4)
+    put(store, queue="imports")
+    job_id = put(store, queue="imports")
+    free = "it is about to start: a worker that knows it has a free slot"
+    assert why(admin, job_id).verdict == free
+
+    claim(store, worker, queue="imports")
+    share = ", unless the share of slots that queue imports has there (-q imports=N) is used up"
+    assert why(admin, job_id).verdict == free + share
+    assert why(admin, put(store)).verdict == free
+
+    start(store, queues=("imports",))
+    assert why(admin, job_id).verdict == free
 
 
 def test_explain_does_not_count_on_a_worker_that_drains(store: Store, admin: Admin) -> None:

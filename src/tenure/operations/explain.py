@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import GUARD, LIVE, State
 from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, NOT_FETCHED, UNKNOWN_TASK, headline
 from tenure.operations.places import refused
-from tenure.operations.waiting import Holding, few, held_by, wait_of
+from tenure.operations.waiting import NAMED, Holding, few, held_by, wait_of
 from tenure.operations.workers import Stop, ended_at, has_free_slot, knows, runs_user_jobs, serves, stops
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
@@ -75,7 +75,7 @@ def explain(store: Store, job: JobView) -> Explanation:
         case State.SCHEDULED:
             return _scheduled(facts)
         case State.QUEUED:
-            return _queued(facts)
+            return _queued(store, facts)
         case State.PROCESSING:
             return _processing(facts)
         case State.COMPLETED:
@@ -199,7 +199,7 @@ def _held(held: Holding | None) -> Iterator[str]:
         yield held.says
 
 
-def _queued(facts: _Facts) -> Explanation:
+def _queued(store: Store, facts: _Facts) -> Explanation:
     job, blockers = facts.job, list(_blockers(facts))
     waiting = f"due for {facts.ago(job.run_at)}"
     others = (facts.queue.counts.get(State.QUEUED, 1) if facts.queue else 1) - 1
@@ -209,7 +209,28 @@ def _queued(facts: _Facts) -> Explanation:
         reasons = [reason for reason, _ in blockers[1:]]
         return Explanation(job, verdict, (waiting, *reasons, *ahead, *_places(job), *_history(facts)), advice)
     verdict = "it is about to start: a worker that knows it has a free slot"
+    if _may_have_no_share(store, facts):
+        verdict += f", unless the share of slots that queue {job.queue} has there (-q {job.queue}=N) is used up"
     return Explanation(job, verdict, (waiting, *ahead, *_places(job), *_history(facts)), "")
+
+
+def _may_have_no_share(store: Store, facts: _Facts) -> bool:
+    """Does each worker with a free slot for this job run others of its queue already?
+
+    The store does not know the share of slots that a worker gives to a queue. The five least busy ones stand for all.
+    """
+    job = facts.job
+    rows = [row for row in facts.workers if serves(job.queue, row) and knows(job.task, row) and has_free_slot(row)]
+    free = [row for row in rows if row.identity.runner != "solo" and row.identity.id not in facts.stops]
+    running = Filter(states=frozenset({State.PROCESSING}), queue=job.queue)
+    return (
+        bool(free)
+        and not job.solo
+        and all(
+            row.processing and store.search(replace(running, worker_id=row.identity.id), limit=1).jobs
+            for row in sorted(free, key=lambda row: row.processing)[:NAMED]
+        )
+    )
 
 
 def _processing(facts: _Facts) -> Explanation:
