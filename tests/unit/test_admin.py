@@ -351,8 +351,9 @@ def test_explain_tells_a_delay_asked_for_at_enqueue(store: Store, admin: Admin) 
     assert found.reasons == ()
 
 
-def test_explain_tells_that_a_replay_is_due_later(store: Store, admin: Admin) -> None:
-    job_id = bring(store, State.DEAD).job_id
+@pytest.mark.parametrize("ended", [State.DEAD, State.COMPLETED, State.CANCELLED])
+def test_explain_tells_that_a_replay_is_due_later(store: Store, admin: Admin, ended: State) -> None:
+    job_id = bring(store, ended).job_id
     store.replay([job_id], delays={job_id: 90.0})
 
     assert "replayed, to run when its turn comes: due in 1m30s" in why(admin, job_id).verdict

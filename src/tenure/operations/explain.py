@@ -105,8 +105,10 @@ def _scheduled(facts: _Facts) -> Explanation:
     job = facts.job
     last = facts.attempts[-1] if facts.attempts and facts.attempts[-1].attempt == job.attempt else None
     match last.outcome if last else None:
-        case None:
+        case None if not job.attempt:
             waits = "it was enqueued for later"
+        case None | "cancelled":  # it had ended: only a replay brings it back; an attempt that completed leaves no row
+            waits = "it was replayed, to run when its turn comes"
         case "failed" | "crashed" if not (job.failures or job.crashes):  # a replay has reset its budgets
             waits = "it was replayed, to run when its turn comes"
         case "failed":
