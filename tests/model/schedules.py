@@ -322,7 +322,7 @@ def _told(write: Write) -> str:
 class _Hasty(Plan):
     """Declares without a look at what is due."""
 
-    def _decide_by_old_rule(self, moved: bool) -> None:
+    def _decide_by_old_rule(self, moved: bool, *, spread: bool) -> None:
         return
 
 
