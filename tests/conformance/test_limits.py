@@ -108,6 +108,7 @@ def test_the_keys_of_a_template_are_counted_each_by_itself(store: Store) -> None
     assert sorted(settle_waits(store)) == sorted([mine[0], other[0]])
 
 
+@pytest.mark.thorough
 def test_a_batch_of_jobs_with_thousands_of_keys_begins_and_ends(store: Store) -> None:
     worker, jobs, each_of = start(store), 20, 210
     declare(store, "part:{n}", 1)

@@ -225,7 +225,13 @@ def test_a_role_that_may_not_come_in_is_told_so(server: Postgres, url: str) -> N
 
 
 @pytest.mark.parametrize(
-    "options", ["?sslmode=require", "?sslmode=bogus", "?options=-c%20nonsense%3D1", "?connect_timeout=soon"]
+    "options",
+    [
+        "?sslmode=require",
+        "?sslmode=bogus",
+        pytest.param("?options=-c%20nonsense%3D1", marks=pytest.mark.thorough),
+        "?connect_timeout=soon",
+    ],
 )
 def test_an_option_that_cannot_work_is_no_matter_of_waiting(url: str, options: str) -> None:
     assert urlsplit(url).path[1:] in refused(lambda: look_in(url + options))
@@ -418,7 +424,9 @@ def test_an_outage_is_told_and_ends_with_it(server: Postgres, store: PostgresSto
     assert [view.id for view in everything(store)] == [job]
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+@pytest.mark.parametrize(
+    "mode", ["fast", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ("immediate", "kill"))]
+)
 def test_a_restart_while_nobody_asks_is_not_noticed(server: Postgres, store: PostgresStore, mode: Any) -> None:
     warm(store, 5)
     if mode == "kill":
@@ -523,6 +531,7 @@ def test_a_full_server_is_away_until_somebody_leaves() -> None:
                 until(let_in, "somebody to have left")
 
 
+@pytest.mark.thorough
 def test_a_server_that_shuts_down_is_away(server: Postgres, url: str) -> None:
     PostgresStore(url).migrate()
     told: list[str] = []

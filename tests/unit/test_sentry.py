@@ -118,6 +118,7 @@ for trace in stack.traces:
 """
 
 
+@pytest.mark.thorough
 def test_what_a_traced_handler_runs_by_to_thread_is_in_its_stack(tmp_path: Path) -> None:
     """In a process of its own: what the SDK patches stays patched."""
     done = subprocess.run([sys.executable, "-c", TRACED], cwd=tmp_path, capture_output=True, text=True, timeout=100)

@@ -1281,6 +1281,7 @@ def test_what_a_handler_has_entered_it_leaves(jobs: Tenure) -> None:
     assert left_by == ["call Room.__exit__", "call made_of_a_generator.__exit__"]
 
 
+@pytest.mark.thorough
 def test_a_garbage_collection_within_a_handler_is_no_call_of_it(jobs: Tenure) -> None:
     collected = 0
 
