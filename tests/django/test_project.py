@@ -275,14 +275,19 @@ def test_jobs_belong_to_the_role_that_django_assumes(database_url: str, tmp_path
 
 NAMES = """
 from types import SimpleNamespace
-from tenure.django.asgi import _name
+from tenure.django.asgi import _may_look, _name
 
 for name in (4711, "a" * 250 + "@b.c", "", "a\\nb"):
     shown = _name(SimpleNamespace(get_username=lambda: name, pk=7))
     print(len(shown), shown[:8])
+for facts in (
+    {"is_staff": True}, {"is_staff": False, "is_superuser": True}, {"is_superuser": True}, {"is_superuser": False}, {}
+):
+    print(_may_look(SimpleNamespace(is_active=True, **facts)), _may_look(SimpleNamespace(is_active=False, **facts)))
 """
 
 
 def test_the_dashboard_takes_the_names_of_any_user_model(tmp_path: Path) -> None:
     project = new_project(tmp_path, sqlite(tmp_path), tenure={"IMPORTS": None})
-    assert project.python(NAMES).splitlines() == ["4 4711", "200 aaaaaaaa", "6 user 7", "3 a?b"]
+    names, rights = ["4 4711", "200 aaaaaaaa", "6 user 7", "3 a?b"], ["True", "False", "True", "False", "False"]
+    assert project.python(NAMES).splitlines() == [*names, *(f"{may} False" for may in rights)]

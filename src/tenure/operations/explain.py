@@ -299,9 +299,9 @@ def _draining(facts: _Facts, rows: Sequence[WorkerView]) -> tuple[str, str]:
     """All workers that could take the job claim nothing more, by an operator's order."""
     told = [(row.identity.id, facts.stops[row.identity.id]) for row in rows]
     names = few(f"{worker} ({stop})" for worker, stop in told)
-    who = "the only worker that could take it drains" if len(told) == 1 else "all workers that could take it drain"
+    drain = "the only worker that could take it drains" if len(told) == 1 else "all workers that could take it drain"
     follows = any(stop.verb == "restart" for _, stop in told)
-    return f"{who}: {names}", (
+    return f"{drain}: {names}", (
         "wait for the worker that its supervisor starts next" if follows else "start another: tenure worker"
     )
 

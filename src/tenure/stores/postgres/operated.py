@@ -220,8 +220,8 @@ def delete(connection: Connection, sql: Sql, job_id: str, flows: set[str]) -> An
 def forget_flows(connection: Connection, sql: Sql, flows: Iterable[str], *, lock: str = LOCK_FLOWS) -> None:
     """Delete those of these flows of which no job is left.
 
-    They are locked first, in an order that all share: whether one has jobs is read after everybody who was deleting its
-    other jobs, or storing more of them, has committed.
+    They are locked first, in an order that all share: whether one has jobs is read after every transaction that deletes
+    its other jobs, or stores more of them, has ended.
     """
     wanted = sorted(set(flows))
     if wanted:
