@@ -14,7 +14,6 @@ from tenure.errors import BadData
 from tenure.ports import Draft
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 LONGEST = 1e11  #: seconds; some 3,000 years
 
 
@@ -85,13 +84,3 @@ def instant(milliseconds: float | str) -> datetime:
 
 def maybe_instant(milliseconds: str | None) -> datetime | None:
     return None if milliseconds is None else instant(milliseconds)
-
-
-def millis_at(when: datetime) -> int:
-    """The first whole millisecond that is not before `when`."""
-    return -((_EPOCH - when) // _MILLISECOND)
-
-
-def last_millis(when: datetime) -> int:
-    """The last whole millisecond that is not after `when`."""
-    return (when - _EPOCH) // _MILLISECOND

@@ -25,9 +25,10 @@ from tenure.ports import (
     WorkerView,
 )
 from tenure.stores.fields import VIEW, ended_job
+from tenure.stores.instants import millis_at
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import Facts, decode_facts, instant, keys_of, maybe_instant, millis_at, task_in
+from tenure.stores.redis.facts import Facts, decode_facts, instant, keys_of, maybe_instant, task_in
 from tenure.stores.redis.server import Server
 from tenure.stores.rules import PAST_IDS, bad_cursor, is_id, matches, with_end
 

@@ -20,10 +20,11 @@ from tenure.ports.schedules import (
     decode_schedule,
     decode_tick,
 )
+from tenure.stores.instants import last_millis, millis_at
 from tenure.stores.redis import drafts as jobs
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import instant, last_millis, millis, millis_at
+from tenure.stores.redis.facts import instant, millis
 from tenure.stores.redis.reads import AT_ONCE, views_of
 from tenure.stores.rules import body_of, check_drafts, check_text, is_id
 

@@ -7,8 +7,9 @@ from datetime import datetime
 
 from tenure.core.lifecycle import ENDED, EXPIRED, State
 from tenure.ports import LINKS_PROTOCOL, PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.stores.instants import millis_at
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import decode_facts, instant, millis_at
+from tenure.stores.redis.facts import decode_facts, instant
 from tenure.stores.redis.limits import STEPS, RedisLimits
 from tenure.stores.redis.links import ANY_END, MINE, SKIPPED
 from tenure.stores.rules import (

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from tenure.core.clock import Clock, system_clock
 from tenure.stores.sqlite.file import DatabaseFile, fetch
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 #: The queues with queued jobs: one or two look-ups in the index for each, however many are served.
 _WITH_JOBS = """
@@ -52,16 +49,6 @@ class SqliteBase:
 
     def _moment(self) -> dict[str, Any]:
         return {"now": self._now(), "boot": self._boot(), "boot_id": self._clock.boot_id}
-
-
-def millis(instant: datetime) -> int:
-    """The first whole millisecond that is not before `instant`: nothing is due too early."""
-    return -((_EPOCH - instant) // _MILLISECOND)
-
-
-def last_millis(instant: datetime) -> int:
-    """The last whole millisecond that is not after `instant`."""
-    return (instant - _EPOCH) // _MILLISECOND
 
 
 def instant(milliseconds: int) -> datetime:

@@ -28,8 +28,9 @@ from tenure.stores.fields import (
     update_reader,
     worker_reader,
 )
+from tenure.stores.instants import millis_at
 from tenure.stores.rules import PAST_IDS, bad_cursor, json_of, with_end
-from tenure.stores.sqlite.base import SqliteBase, instant, millis
+from tenure.stores.sqlite.base import SqliteBase, instant
 from tenure.stores.sqlite.file import fetch, first
 
 _DECODERS: Decoders = {"bool": bool, "datetime": instant}
@@ -80,7 +81,9 @@ class SqliteReads(SqliteBase):
             f"SELECT {JOB} FROM jobs INDEXED BY jobs_ended WHERE state = ? AND ended_at IS NOT NULL AND ended_at >= ? "
             "AND queue <> ? ORDER BY ended_at DESC LIMIT ?"
         )
-        return [job_of(row) for row in self._fetch(sql, (state, 0 if since is None else millis(since), GUARD, limit))]
+        return [
+            job_of(row) for row in self._fetch(sql, (state, 0 if since is None else millis_at(since), GUARD, limit))
+        ]
 
     def logs(self, job_id: str) -> dict[int, str]:
         sql = "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt"
@@ -160,10 +163,10 @@ def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
         "worker_id = ?": where.worker_id,
         "unique_key = ?": where.unique,
         "flow = ?": where.flow,
-        "ended_at >= ?": where.ended_since and millis(where.ended_since),
-        "ended_at < ?": where.ended_until and millis(where.ended_until),
-        "enqueued_at >= ?": where.enqueued_since and millis(where.enqueued_since),
-        "enqueued_at < ?": where.enqueued_until and millis(where.enqueued_until),
+        "ended_at >= ?": where.ended_since and millis_at(where.ended_since),
+        "ended_at < ?": where.ended_until and millis_at(where.ended_until),
+        "enqueued_at >= ?": where.enqueued_since and millis_at(where.enqueued_since),
+        "enqueued_at < ?": where.enqueued_until and millis_at(where.enqueued_until),
         "queue <> ?": None if where.guards else GUARD,
     }
     given = {condition: value for condition, value in asked.items() if value is not None}
@@ -209,8 +212,8 @@ def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | No
     facts |= {
         "worker": where.worker_id,
         "queue": where.queue,
-        "since": 0 if where.ended_since is None else millis(where.ended_since),
-        "until": _NEWEST if where.ended_until is None else millis(where.ended_until),
+        "since": 0 if where.ended_since is None else millis_at(where.ended_since),
+        "until": _NEWEST if where.ended_until is None else millis_at(where.ended_until),
     }
     return _as_json(connection, ways, facts, most)
 
@@ -237,7 +240,7 @@ def _enqueued_at(connection: apsw.Connection, seq: int) -> datetime | None:
 
 def _ended(connection: apsw.Connection, since: datetime, until: datetime, most: int, sample: int) -> Ended:
     span = "ended_at >= :since AND ended_at < :until"
-    facts = {"since": millis(since), "until": millis(until), "most": most, "sample": sample}
+    facts = {"since": millis_at(since), "until": millis_at(until), "most": most, "sample": sample}
     counts = {
         state: _number(
             connection,

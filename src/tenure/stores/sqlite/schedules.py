@@ -13,8 +13,9 @@ import apsw
 
 from tenure.ports import Draft
 from tenure.ports.schedules import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
+from tenure.stores.instants import last_millis, millis_at
 from tenure.stores.rules import body_of, check_text, json_of
-from tenure.stores.sqlite.base import SqliteBase, instant, last_millis, millis
+from tenure.stores.sqlite.base import SqliteBase, instant
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.reads import LEASE_ENDS, view_of
@@ -47,7 +48,7 @@ class SqliteSchedules(SqliteBase):
         rows = self._fetch(
             "SELECT body FROM tick_rows WHERE schedule = :name AND (:before IS NULL OR tick < :before) "
             "ORDER BY tick DESC, cause DESC LIMIT :limit",
-            {"name": name, "before": None if before is None else millis(before), "limit": limit},
+            {"name": name, "before": None if before is None else millis_at(before), "limit": limit},
         )
         return [decode_tick(row[0]) for row in rows]
 
@@ -55,7 +56,7 @@ class SqliteSchedules(SqliteBase):
         rows = self._fetch(
             "SELECT body FROM tick_rows INDEXED BY tick_rows_decided WHERE NOT open AND decided_at BETWEEN ? AND ? "
             "ORDER BY decided_at DESC, schedule DESC, tick DESC, cause DESC LIMIT ? OFFSET ?",
-            (millis(since), last_millis(until), limit, skip),
+            (millis_at(since), last_millis(until), limit, skip),
         )
         return [decode_tick(row[0]) for row in rows]
 
@@ -203,7 +204,7 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     connection.execute(
         "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
         "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
-        (name, stored.rev, None if stored.due_at is None else millis(stored.due_at), body_of(stored)),
+        (name, stored.rev, None if stored.due_at is None else millis_at(stored.due_at), body_of(stored)),
     )
     return True
 
@@ -213,11 +214,11 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
         "INSERT OR REPLACE INTO tick_rows VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             tick.schedule,
-            millis(tick.tick),
+            millis_at(tick.tick),
             tick.cause,
             tick.job_id,
             tick.status == "open",
-            millis(tick.decided_at),
+            millis_at(tick.decided_at),
             body_of(tick),
         ),
     )

@@ -12,6 +12,7 @@ import apsw
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, Snoozed, State, Suspended
 from tenure.ports import Answer, Draft, Enqueued
 from tenure.stores.fields import CHARGED, LIMITED, NEW, kept, listed
+from tenure.stores.instants import millis_at
 from tenure.stores.rules import (
     AMONG_OTHERS,
     ATTEMPTS_KEPT,
@@ -27,7 +28,6 @@ from tenure.stores.rules import (
     standing,
 )
 from tenure.stores.sqlite import links, places
-from tenure.stores.sqlite.base import millis
 from tenure.stores.sqlite.file import first
 from tenure.stores.sqlite.links import LIVE_STATES
 
@@ -56,7 +56,7 @@ def _row(draft: Draft, now: int) -> tuple[Any, ...]:
     if draft.delay is not None:
         run_at = now + round(draft.delay * 1000)
     elif draft.run_at is not None:
-        run_at = millis(draft.run_at)
+        run_at = millis_at(draft.run_at)
     state = _SCHEDULED if run_at > now else _QUEUED
     if (draft.links is not None and draft.links.after) or (draft.limits and state is _QUEUED):
         state = State.WAITING

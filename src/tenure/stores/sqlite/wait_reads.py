@@ -12,9 +12,10 @@ import apsw
 
 from tenure.core.lifecycle import State
 from tenure.ports import NEWEST_FLOWS, PROTOCOL, EdgeView, FlowView, Input, JobView, Member, SignalView, Waits
+from tenure.stores.instants import millis_at
 from tenure.stores.rules import MOST_ASKS, MOST_LOOKED_AT, closes, json_of
 from tenure.stores.sqlite import links
-from tenure.stores.sqlite.base import SqliteBase, instant, millis
+from tenure.stores.sqlite.base import SqliteBase, instant
 from tenure.stores.sqlite.file import at_once, fetch, first
 from tenure.stores.sqlite.reads import JOB, job_of
 
@@ -80,7 +81,7 @@ class SqliteWaitReads(SqliteBase):
             values.append(json_of(list(ids)))
         if before is not None:
             asked.append("(created_at, id) < (?, ?)")
-            values += [millis(before[0]), before[1]]
+            values += [millis_at(before[0]), before[1]]
         where = " AND ".join(asked)
         sql = f"SELECT id, name, created_at FROM flows WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
 

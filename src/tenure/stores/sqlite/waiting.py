@@ -12,6 +12,7 @@ import apsw
 
 from tenure.core.lifecycle import ENDED, State
 from tenure.ports import LINKS_PROTOCOL, Admitted, Answer, Landed
+from tenure.stores.instants import millis_at
 from tenure.stores.rules import (
     SHARED,
     check_text,
@@ -24,7 +25,7 @@ from tenure.stores.rules import (
     too_late,
 )
 from tenure.stores.sqlite import links, places, steps
-from tenure.stores.sqlite.base import instant, millis
+from tenure.stores.sqlite.base import instant
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.limits import SqliteLimits
 from tenure.stores.sqlite.wait_reads import SqliteWaitReads
@@ -79,7 +80,7 @@ class SqliteWaiting(SqliteWaitReads, SqliteLimits):
         def step(connection: apsw.Connection) -> tuple[_Admission, bool, float | None]:
             moment = self.now()  # one for all: what is due now is also over
             served = places.served(connection, self._boot(), self._clock.boot_id)
-            done = _Admission(connection, millis(moment), places.Serving(connection, moment, served))
+            done = _Admission(connection, millis_at(moment), places.Serving(connection, moment, served))
             rest = done.work(limit)
             if limited:
                 done.keys.work(rest)

@@ -16,6 +16,7 @@ import apsw
 from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Lease, Outcome, State, groups_of
 from tenure.ports import Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
+from tenure.stores.instants import last_millis
 from tenure.stores.rules import (
     MANY_QUEUES,
     Beside,
@@ -29,7 +30,7 @@ from tenure.stores.rules import (
     settled,
     used_before,
 )
-from tenure.stores.sqlite.base import SqliteBase, last_millis
+from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.steps import SUSPECTS, end
 
