@@ -15,7 +15,7 @@ from uuid import UUID
 from tenure.core.clock import Clock
 from tenure.core.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State, Suspended
 from tenure.errors import StoreBusy
-from tenure.ports import AttemptView, Busy, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
+from tenure.ports import AttemptView, Busy, Claimed, Draft, Filter, JobView, Landed, Progress, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Schedule, Standing, Tick
 
 T = TypeVar("T")
@@ -199,6 +199,25 @@ def begin_guarded(store: Store, name: str, worker_id: str, at: datetime | None =
     ticks = (tick(stands, at or now, job_id=job.id, decided_at=now, started_at=now, host="host"),)
     assert store.change([Change(schedule=stands, ticks=ticks, drafts=(job,), owner=worker_id)]) == [True]
     return job.id
+
+
+def jobs_in_every_way(store: Store, worker_id: str) -> None:
+    """What clients and workers do all the time, each once. Afterwards no job is left to run."""
+    put(store), put(store, unique="key"), store.enqueue([draft(), draft()])
+    put(store, run_at=store.now())
+    store.promote()
+    claimed = store.claim(worker_id, {"default": 10}, 10)
+    assert len(claimed) == 5
+    leases = [Lease(job.id, job.attempt, worker_id) for job in claimed]
+    assert store.progress([Progress(lease=leases[0], fraction=0.5)]) == [True]
+    for ends in ([(leases[0], Completed("1"))], [(lease, Completed("1")) for lease in leases[1:3]]):
+        assert all(isinstance(answer, Landed) for answer in store.finish(ends))
+    finish(store, leases[3], Failed("again", retry_in=60))
+    finish(store, leases[4], Released("drained"))
+    store.cancel([leases[3].job_id, leases[4].job_id], "done with")
+    assert store.renew([worker_id]) == {worker_id}
+    assert len(store.updates({lease.job_id: "" for lease in leases})) == len(leases)
+    assert store.claim(worker_id, {"default": 10}, 10) == []
 
 
 def look(store: Store, job_id: str) -> JobView:

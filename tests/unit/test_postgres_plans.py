@@ -20,8 +20,9 @@ import psycopg
 import pytest
 from psycopg import sql as quoting
 
-from conformance.factories import claim, draft, start
+from conformance.factories import claim, draft, jobs_in_every_way, start
 from servers import Databases, shared_postgres
+from tenure.core.clock import system_clock
 from tenure.core.lifecycle import ENDED, LIVE, Lease, State
 from tenure.ports import Filter, Page, Progress
 from tenure.stores.postgres import (
@@ -375,6 +376,29 @@ def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Serve
         case = CASES[name]
         bare = re.sub(r"j\.worker_id = \w\.worker", r"\g<0> AND j.state = 'processing'", case.sql)
         assert scans(server, case._replace(sql=bare), "generic") != case.scans
+
+
+def test_no_statement_is_planned_for_each_use() -> None:
+    """PostgreSQL compares the plan for the values with one for all values after five uses, and may take either."""
+    databases = shared_postgres()
+    url = databases.create_database()
+    store = PostgresStore(url)
+    store.migrate()
+    store.open()
+    worker = start(store, boot_id=system_clock().boot_id)
+
+    for _ in range(8):
+        jobs_in_every_way(store, worker)
+    with store._server.connection() as connection:
+        found = connection.execute(
+            "SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements "
+            "WHERE generic_plans + custom_plans >= 7"
+        ).fetchall()
+    store.close()
+    databases.drop_database(url)
+
+    assert len(found) >= 6
+    assert [row for row in found if row[1] == 0] == []
 
 
 # ── What people look for ──

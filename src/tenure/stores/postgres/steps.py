@@ -37,9 +37,10 @@ _COMPLETE = """
     FROM {ends} AS e {columns} WHERE """ + UNDER_LEASE.format(lease="e")
 
 COMPLETE = _COMPLETE.format(
-    # The CASE hides the constant from the planner (see the package's second rule about ids).
-    ends="(SELECT *, CASE WHEN attempt > 0 THEN %s::text END AS worker "
-    "FROM unnest(%s::uuid[], %s::integer[], %s::text[]) AS u (id, attempt, result))",
+    # The CASE hides the constant from the planner (see the package's second rule about ids), the SELECTs how long the
+    # arrays are: it would plan the statement for each number of jobs again, which takes a fifth of the whole call.
+    ends="(SELECT *, CASE WHEN attempt > 0 THEN %s::text END AS worker FROM unnest("
+    "(SELECT %s::uuid[]), (SELECT %s::integer[]), (SELECT %s::text[])) AS u (id, attempt, result))",
     columns="",
 )
 #: The same inside a caller's transaction, which takes a single text parameter.

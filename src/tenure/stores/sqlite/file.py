@@ -273,6 +273,8 @@ class DatabaseFile:
                 raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
             for pragma, value in _PRAGMAS.items():
                 connection.pragma(pragma, value)
+            # Else SQLite plans a statement again whenever its bindings change, which costs eight times its execution.
+            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         except BaseException:
             connection.close()
             raise

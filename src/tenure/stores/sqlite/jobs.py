@@ -84,8 +84,8 @@ _NEXT = """
       AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
     ORDER BY priority DESC, run_at, id LIMIT :want"""
 _TAKEN = _CLAIMED.format(attempt="attempt + 1")
-# A sum over a window makes the choice of one job half as expensive again, and that of 500 four fifths. Jobs that are
-# all smaller than their share need none.
+# A sum over a window makes the choice of one job a quarter as expensive again, and that of 500 three quarters. Jobs
+# that are all smaller than their share need none.
 _CHOOSE = f"""
     SELECT json_group_array(json_array({_TAKEN})) FILTER (WHERE bytes < :share), json_group_array(seq),
         sum(bytes), max(bytes)
