@@ -25,7 +25,7 @@ from weakref import WeakSet, finalize
 
 import msgspec
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -43,7 +43,6 @@ _BURST = 10  #: batches that may be sent at once after a quiet moment: a client 
 _PROOF_EVERY, _PROOF_WITHIN = 10.0, 5.0
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
 _PROOF = "proof"
-_NOTIFY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives": 1,
@@ -249,7 +248,7 @@ class _Announcer:
         reused = connection is not None
         try:
             connection = connection or self._server.connect("tenure-notify")
-            connection.execute(_NOTIFY, (self._server.channel, _payloads(signals)))
+            connection.execute(_notifying(connection, self._server.channel, _payloads(signals)))
         except (psycopg.Error, OSError, UnicodeError) as error:  # UnicodeError: a host that can't be a name
             if connection is not None:
                 connection.close()
@@ -354,6 +353,12 @@ def _payloads(signals: _Signals) -> list[str]:
         batch.setdefault(kind, []).append(name)
         length += more
     return [*payloads, json.dumps(batch)]
+
+
+def _notifying(connection: psycopg.Connection, channel: str, payloads: Iterable[str]) -> bytes:
+    """As one plain text: parameters and their types would take as long again, and a client is waiting."""
+    to, quote = sql.Identifier(channel).as_bytes(connection), pq.Escaping(connection.pgconn).escape_literal
+    return b"; ".join(b"NOTIFY %b, %b" % (to, quote(payload.encode())) for payload in payloads)
 
 
 def _received(connection: psycopg.Connection) -> _Signals:
