@@ -265,20 +265,7 @@ class DatabaseFile:
             raise mapped(error, self.path) from error
 
     def _connect(self, flags: int = apsw.SQLITE_OPEN_READWRITE) -> apsw.Connection:
-        connection = apsw.Connection(self.path, flags=flags)
-        _wait_for_locks(connection, BUSY_SECONDS)
-        try:
-            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            if mode is None or mode[0] != "wal":
-                raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
-            for pragma, value in _PRAGMAS.items():
-                connection.pragma(pragma, value)
-            # Else SQLite plans a statement again whenever its bindings change, which costs eight times its execution.
-            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return _connected(self.path, flags)
 
     def migrate(self, scripts: list[tuple[int, str]]) -> int:
         newest = scripts[-1][0]
@@ -533,6 +520,23 @@ def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
     """
     connection.set_busy_timeout(round(seconds * 1000))
     connection.setlk_timeout(round(seconds * 1000), 0)
+
+
+def _connected(path: str, flags: int) -> apsw.Connection:
+    connection = apsw.Connection(path, flags=flags)
+    _wait_for_locks(connection, BUSY_SECONDS)
+    try:
+        mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode is None or mode[0] != "wal":
+            raise StoreError(f"{path}: this file system can't keep SQLite's write-ahead log; use a local disk")
+        for pragma, value in _PRAGMAS.items():
+            connection.pragma(pragma, value)
+        # Else SQLite plans a statement again whenever its bindings change, which costs eight times its execution.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _check_ours(path: str, connection: apsw.Connection) -> None:
