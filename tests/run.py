@@ -82,6 +82,7 @@ def main(name: str, arguments: list[str]) -> int:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all that they import
     failed = 0
     try:
+        _compile(environment)
         for phase in kind.phases:
             failed = _pytest([*phase, *arguments], environment) or failed
         if kind.left_out and not failed:
@@ -97,6 +98,21 @@ def main(name: str, arguments: list[str]) -> int:
         print("FAILED: these processes outlived the tests, and were killed:\n" + "\n".join(left), flush=True)
         return 1
     return failed
+
+
+def _compile(environment: dict[str, str]) -> None:
+    """In a new clone, compile the tests, on all cores: or each of pytest's workers would compile all of them."""
+    if (HERE / "unit/__pycache__").exists():
+        return
+    parts = [HERE / "unit"], [each for each in HERE.iterdir() if each.is_dir() and each.name != "unit"]
+    command = [sys.executable, "-m", "pytest", "-qq", "--everyday", "--collect-only", "-p", "no:cacheprovider"]
+    nothing = subprocess.DEVNULL
+    collecting = [
+        subprocess.Popen([*command, *map(str, part)], cwd=HERE.parent, env=environment, stdin=nothing, stdout=nothing)
+        for part in parts
+    ]
+    for each in collecting:
+        each.wait()  # what it could not import, the tests themselves report
 
 
 def _pytest(arguments: list[str], environment: dict[str, str]) -> int:

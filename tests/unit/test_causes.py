@@ -212,7 +212,14 @@ def test_a_job_that_hangs_and_a_run_that_is_too_long_are_one_cause(scene: Scene)
 
 
 @pytest.mark.parametrize(
-    "what", ["limit-paused:shop:{shop}", "limit-paused:shop:7", "queue-paused:default", "no-worker:queue default"]
+    "what",
+    [
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in ("limit-paused:shop:{shop}", "limit-paused:shop:7", "queue-paused:default")
+        ),
+        "no-worker:queue default",
+    ],
 )
 def test_what_keeps_the_places_of_a_key_from_its_jobs_is_told_as_the_cause(scene: Scene, what: str) -> None:
     kind, _, name = what.partition(":")

@@ -159,6 +159,7 @@ def test_a_group_is_replayed_at_so_many_a_minute(store: Store, admin: Admin) -> 
     assert {look(store, each).failures for each in ids} == {0}
 
 
+@pytest.mark.thorough
 def test_a_replay_that_was_cut_short_goes_on_after_the_jobs_it_has_placed(
     world: World, store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

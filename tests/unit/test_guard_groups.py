@@ -35,7 +35,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("environment")
-@pytest.mark.parametrize("how", ["timeout", "signal"])
+@pytest.mark.parametrize("how", [pytest.param("timeout", marks=pytest.mark.thorough), "signal"])
 def test_what_a_stopped_command_has_started_ends_before_the_guard_does(how: str, tmp_path: Path) -> None:
     options = ("--timeout", "3s", "--grace", "30s") if how == "timeout" else ("--grace", "30s")
     guard = subprocess.Popen([*GUARD, *options, "--", "sh", "-c", f"{shlex.quote(sys.executable)} slow.py; true"])
@@ -49,6 +49,7 @@ def test_what_a_stopped_command_has_started_ends_before_the_guard_does(how: str,
 
 
 @pytest.mark.usefixtures("environment")
+@pytest.mark.thorough
 def test_a_guard_with_retries_ends_when_its_reader_is_gone() -> None:
     """The command was never told: a retry that waited held its pipe."""
     guard = subprocess.Popen([*GUARD, "--retries", "1", "--timeout", "50s", "--", "yes"], stdout=subprocess.PIPE)

@@ -252,6 +252,7 @@ def test_bulk_actions_take_exactly_what_a_search_finds_and_the_trail_hides_the_v
     assert not any("4711" in subject for subject in subjects)
 
 
+@pytest.mark.thorough
 def test_a_bulk_action_reads_each_job_about_once(store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     store.enqueue([draft(payload='{"user":4711}') for _ in range(2_000)])
     where, search, read = parsed("args.user=4711", admin.now()), store.search, list[int]()

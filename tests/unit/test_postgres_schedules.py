@@ -391,6 +391,7 @@ def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
     assert PostgresStore(url).migrate() == MIGRATIONS[-1][0]
 
 
+@pytest.mark.thorough
 def test_a_migration_tries_again_until_the_others_transaction_has_ended(
     before: PostgresStore,
     url: str,
