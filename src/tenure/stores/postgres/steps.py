@@ -38,7 +38,7 @@ _COMPLETE = """
 
 COMPLETE = _COMPLETE.format(
     # The CASE hides the constant from the planner (see the package's second rule about ids), the SELECTs how long the
-    # arrays are: it would plan the statement for each number of jobs again, which takes a fifth of the whole call.
+    # arrays are: it would plan the statement at each use, which takes a fifth of the call that completes one job.
     ends="(SELECT *, CASE WHEN attempt > 0 THEN %s::text END AS worker FROM unnest("
     "(SELECT %s::uuid[]), (SELECT %s::integer[]), (SELECT %s::text[])) AS u (id, attempt, result))",
     columns="",
