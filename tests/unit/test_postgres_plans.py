@@ -32,6 +32,7 @@ from tenure.stores.postgres import (
     jobs,
     limits,
     links,
+    marks,
     operated,
     reads,
     serving,
@@ -107,7 +108,8 @@ CASES: Mapping[str, Case] = {
     "HELD": Case(workers.HELD, ("w",), {OF_WORKER}),
     "CLAIM": Case(jobs.CLAIM, claims(START), {IN_ORDER, BY_PLACE}),
     "CLAIM from a mark": Case(jobs.CLAIM, claims((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
-    "a claim's place": Case(jobs.PLACE, (ids(1)[0],), {PKEY}),
+    "a claim's place": Case(marks.PLACE, (1.0, ids(1)[0]), {PKEY}),
+    "what a mark has skipped": Case(marks.SKIPPED, ("default", 0, "2030-01-01 00:00Z", ids(7)[6]), {IN_ORDER}),
     "STANDING": Case(
         drafts.STANDING, (json.dumps([{"id": i, "task": "t", "unique": "k"} for i in ids(BATCH)]),), {PKEY, UNIQUE}
     ),

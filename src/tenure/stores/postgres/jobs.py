@@ -72,7 +72,6 @@ T = TypeVar("T")
 HELD_SECONDS = 0.5
 WARY_SECONDS = 5.0
 CLAIM_TRIES = 10  #: if other workers claimed the jobs first, or they were changed meanwhile
-MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
 
 _CLAIMED = listed(
     CLAIMED,
@@ -121,11 +120,12 @@ _CHOOSE = f"""
         LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})"""
 
 # A job that was changed between the statement's snapshot and its lock is chosen in its new version, whose place the
-# snapshot does not show, so it is not taken. Therefore each row says how many were chosen.
-CLAIM = f"{_CHOOSE} {_TAKE}, (SELECT count(*) FROM chosen)"
+# snapshot does not show, so it is not taken. Therefore each row says how many were chosen; and in how many seconds.
+_CHOSEN_IN = "date_part('epoch', clock_timestamp() - statement_timestamp())"
+CLAIM = f"{_CHOOSE} {_TAKE}, {_CHOSEN_IN}, (SELECT count(*) FROM chosen)"
 #: The same, with one row if none was taken. It costs more, as the jobs that were taken are materialised first.
 CLAIM_TOLD = f"""{_CHOOSE}, taken AS ({_TAKE})
-    SELECT taken.*, number FROM (SELECT count(*) AS number FROM chosen) AS all_chosen LEFT JOIN taken ON true"""
+    SELECT taken.*, 0.0, number FROM (SELECT count(*) AS number FROM chosen) AS all_chosen LEFT JOIN taken ON true"""
 
 #: How many each of the first suspects of a queue may run with, and its size, in the order in which they are claimed.
 SUSPECTS = f"""
@@ -143,8 +143,6 @@ CLAIM_GROUP = f"""
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = queue)
         ORDER BY (-priority), run_at, id FOR NO KEY UPDATE SKIP LOCKED)
 {_TAKE}"""
-
-PLACE = "SELECT -priority, run_at::text, id::text FROM @.jobs WHERE id = %s"
 
 OWNED = f"""
     SELECT {_CLAIMED}, j.cancel_reason
@@ -256,7 +254,7 @@ class PostgresJobs(PostgresBase):
         self._joins = Joins(self._here)
         self._commits: CommitWatch | None = None
         self._wary_until = 0.0
-        self._marks = Marks()
+        self._marks = Marks(server)
         self._flows_from = _FIRST_ID
 
     def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
@@ -405,20 +403,22 @@ class PostgresJobs(PostgresBase):
             return []
         marks = self._marks
         marks.refresh()
-        claimed = self._claim(worker_id, wants, limit, [marks.of(queue) for queue in wants])
-        if len(claimed) < limit and marks and not may_be_cut(claimed):
+        claimed, seconds = self._claim(worker_id, wants, limit, [marks.of(queue) for queue in wants])
+        short = len(claimed) < limit and not may_be_cut(claimed)
+        if short and marks and not marks.hold(claimed):
             left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
             marks.clear()
-            claimed += self._claim(worker_id, left, limit - len(claimed), [START] * len(left))
-        elif len(claimed) >= MARK_FROM and marks.wanted():
-            with suppress(StoreError):  # it is only a hint, and the claimed jobs must be returned
-                for last in {each.queue: each for each in claimed}.values():
-                    for place in self._server.fetch(PLACE, last.id):
-                        marks.put(last.queue, place)
+            more, seconds = self._claim(worker_id, left, limit - len(claimed), [START] * len(left))
+            claimed += more
+        marks.after(claimed, seconds, short=short)
         return claimed
 
-    def _claim(self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]) -> list[Claimed]:
+    def _claim(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]
+    ) -> tuple[list[Claimed], float]:
+        """The jobs, and in how many seconds the server chose the first of them."""
         claimed: list[Claimed] = []
+        seconds = 0.0
         for number in range(CLAIM_TRIES):
             sql: LiteralString = self._sql(CLAIM_TOLD if number else CLAIM)
             facts = {
@@ -433,11 +433,12 @@ class PostgresJobs(PostgresBase):
             rows = self._server.run(
                 lambda connection: connection.execute(sql, facts, binary=True).fetchall()  # noqa: B023
             )
-            taken = [Claimed._make(row[:-1]) for row in rows if row[0] is not None]
+            taken = [Claimed._make(row[:-2]) for row in rows if row[0] is not None]
             claimed += taken
+            seconds = seconds or (rows[0][-2] if rows else 0.0)
             if (rows and len(taken) == rows[0][-1]) or may_be_cut(claimed):
                 break
-        return claimed
+        return claimed, seconds
 
     def _claim_group(self, worker_id: str, queue: str, want: int) -> list[Claimed]:
         for _ in range(CLAIM_TRIES if want > 0 else 0):
