@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import Guard, Table
 
 JOBS = "stores/postgres/jobs.py"
+CLAIMS = "stores/postgres/claims.py"
 STEPS = "stores/postgres/steps.py"
 DRAFTS = "stores/postgres/drafts.py"
 WORKERS = "stores/postgres/workers.py"
@@ -41,23 +42,23 @@ TABLE = Table(
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.attempt = l.attempt"),
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.worker_id = l.worker"),
         Guard("the first refusal stands", JOBS, " AND a.evidence::jsonb -> 'refused' IS NULL", ""),
-        Guard("a claim needs a worker that is registered", JOBS, LIVES, "WHERE NOT EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND (died_at IS NOT NULL OR expires_at <= @now))"),
-        Guard("a claim needs a worker that is not dead", JOBS, LIVES, LIVES.replace("died_at IS NULL AND ", "")),
-        Guard("a claim needs a lease that has not ended", JOBS, LIVES, LIVES.replace(" AND expires_at > @now", "")),
-        Guard("a claim takes nothing from a paused queue", JOBS, "\n          AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)", ""),
-        Guard("a claim takes only queued jobs", JOBS, "state = 'queued' AND queue = w.queue", "queue = w.queue", times=2),
-        Guard("a claim takes suspects only for a worker of suspects", JOBS, " AND NOT solo", "", times=2),
-        Guard("a claim takes no more than was asked for", JOBS, "\n        LIMIT %(limit)s)", ")"),
-        Guard("a claim takes no more than was asked for", JOBS, "LIMIT w.want", "", times=3),
-        Guard("a group of suspects is no larger than each may run with", JOBS, "size = group_size(row[1] for row in first)", "size = len(first)"),
-        Guard("a worker that owns a job is given no suspect", JOBS, "\n          AND NOT EXISTS (SELECT FROM @.jobs WHERE state = 'processing' AND worker_id = %(worker)s)", ""),
+        Guard("a claim needs a worker that is registered", CLAIMS, LIVES, "WHERE NOT EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND (died_at IS NOT NULL OR expires_at <= @now))"),
+        Guard("a claim needs a worker that is not dead", CLAIMS, LIVES, LIVES.replace("died_at IS NULL AND ", "")),
+        Guard("a claim needs a lease that has not ended", CLAIMS, LIVES, LIVES.replace(" AND expires_at > @now", "")),
+        Guard("a claim takes nothing from a paused queue", CLAIMS, "\n          AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)", ""),
+        Guard("a claim takes only queued jobs", CLAIMS, "state = 'queued' AND queue = w.queue", "queue = w.queue", times=2),
+        Guard("a claim takes suspects only for a worker of suspects", CLAIMS, " AND NOT solo", "", times=2),
+        Guard("a claim takes no more than was asked for", CLAIMS, "\n        LIMIT %(limit)s)", ")"),
+        Guard("a claim takes no more than was asked for", CLAIMS, "LIMIT w.want", "", times=3),
+        Guard("a group of suspects is no larger than each may run with", CLAIMS, "size = group_size(row[1] for row in first)", "size = len(first)"),
+        Guard("a worker that owns a job is given no suspect", CLAIMS, "\n          AND NOT EXISTS (SELECT FROM @.jobs WHERE state = 'processing' AND worker_id = %(worker)s)", ""),
         Guard("a crash beside another job makes no job dead", WORKERS, "beside[lease] = Beside(slots, neighbours)", "beside[lease] = Beside(slots, False)"),
         Guard("a replay makes a suspect an ordinary job", OPERATED, "solo = isolated, together = 1,", "together = 1,"),
-        Guard("the attempt number rises with every claim", JOBS, "attempt = j.attempt + 1", "attempt = greatest(j.attempt, 1)"),
-        Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want", tests="conformance/test_races.py " + HELD_ROWS, times=2),
-        Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want FOR NO KEY UPDATE", tests="conformance/test_races.py " + HELD_ROWS, times=2),
-        Guard("a job that is claimed too late says so", JOBS, "coalesce(j.attempt = 1 AND j.expires_at < @now, false)", "false"),
-        Guard("only a first attempt can be too late", JOBS, "coalesce(j.attempt = 1 AND j.expires_at", "coalesce(j.expires_at"),
+        Guard("the attempt number rises with every claim", CLAIMS, "attempt = j.attempt + 1", "attempt = greatest(j.attempt, 1)"),
+        Guard("two claimers never get one job", CLAIMS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want", tests="conformance/test_races.py " + HELD_ROWS, times=2),
+        Guard("two claimers never get one job", CLAIMS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want FOR NO KEY UPDATE", tests="conformance/test_races.py " + HELD_ROWS, times=2),
+        Guard("a job that is claimed too late says so", CLAIMS, "coalesce(j.attempt = 1 AND j.expires_at < @now, false)", "false"),
+        Guard("only a first attempt can be too late", CLAIMS, "coalesce(j.attempt = 1 AND j.expires_at", "coalesce(j.expires_at"),
         Guard("a worker id is used once", WORKERS, "@now + %s * interval '1 second')\n    ON CONFLICT DO NOTHING", "@now + %s * interval '1 second')\n    ON CONFLICT (id) DO UPDATE SET note = ''"),
         Guard("a renewal revives nobody", WORKERS, "WHERE w.id = r.id AND w.died_at IS NULL RETURNING", "WHERE w.id = r.id RETURNING"),
         Guard("death is declared once", WORKERS, "WHERE id = ANY(%s::text[]) AND died_at IS NULL RETURNING", "WHERE id = ANY(%s::text[]) RETURNING"),

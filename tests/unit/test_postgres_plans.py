@@ -28,6 +28,7 @@ from tenure.ports import Filter, Page, Progress
 from tenure.stores.postgres import (
     PostgresStore,
     admission,
+    claims,
     drafts,
     jobs,
     limits,
@@ -87,7 +88,7 @@ def ends() -> str:
     )  # fmt: skip
 
 
-def claims(place: Place) -> Mapping[str, object]:
+def facts_of_claim(place: Place) -> Mapping[str, object]:
     queues = {"queues": ["a", "b"], "wants": [5, 5], "worker": "w", "limit": 5}
     return {**queues, "ranks": [place[0]] * 2, "times": [place[1]] * 2, "ids": [place[2]] * 2}
 
@@ -103,11 +104,12 @@ CASES: Mapping[str, Case] = {
     "STANDS": Case(steps.STANDS, (leases(),), {PKEY}),
     "ONCE_READ": Case(jobs.ONCE_READ, (ids(1)[0], 1, "w", "key"), {PKEY}),
     "ONCE_WRITE": Case(jobs.ONCE_WRITE, (ids(1)[0], 1, "w", "key", "1"), {PKEY}),
-    "OWNED": Case(jobs.OWNED, ("w", ids(5)), {PKEY}),
-    "LEASES": Case(jobs.LEASES, ("w",), {OF_WORKER}),
+    "OWNED": Case(claims.OWNED, ("w", ids(5)), {PKEY}),
+    "LEASES": Case(claims.LEASES, ("w",), {OF_WORKER}),
+    "LEASES_OF": Case(claims.LEASES_OF, ("w", ids(5)), {PKEY}),
     "HELD": Case(workers.HELD, ("w",), {OF_WORKER}),
-    "CLAIM": Case(jobs.CLAIM, claims(START), {IN_ORDER, BY_PLACE}),
-    "CLAIM from a mark": Case(jobs.CLAIM, claims((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
+    "CLAIM": Case(claims.CLAIM, facts_of_claim(START), {IN_ORDER, BY_PLACE}),
+    "CLAIM from a mark": Case(claims.CLAIM, facts_of_claim((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
     "a claim's place": Case(marks.PLACE, (1.0, ids(1)[0]), {PKEY}),
     "what a mark has skipped": Case(marks.SKIPPED, ("default", 0, "2030-01-01 00:00Z", ids(7)[6]), {IN_ORDER}),
     "STANDING": Case(
@@ -116,9 +118,9 @@ CASES: Mapping[str, Case] = {
     "HUNG": Case(workers.HUNG, (["w", "v"],), {OF_WORKER}),
     "TO_RESCUE": Case(workers.TO_RESCUE, (100,), {OF_WORKER}),
     "REDELIVERED": Case(workers.REDELIVERED, (ids(1)[0], 1), {PKEY, OF_WORKER}),
-    "SUSPECTS": Case(jobs.SUSPECTS, ("a", 64), {IN_ORDER}),
+    "SUSPECTS": Case(claims.SUSPECTS, ("a", 64), {IN_ORDER}),
     "CLAIM_GROUP": Case(
-        jobs.CLAIM_GROUP,
+        claims.CLAIM_GROUP,
         {"ids": ids(64), "size": 64, "worker": "w"},
         {PKEY, BY_PLACE, ("Index Only Scan", "jobs_processing")},
     ),
@@ -510,7 +512,7 @@ LIMIT = 1_000
 BOUNDED: Mapping[str, Case] = {
     "PROMOTE": Case(jobs.PROMOTE, (LIMIT,), set()),
     "PRUNE": Case(jobs.PRUNE, ("completed", -1.0, LIMIT), set()),
-    "CLAIM": Case(jobs.CLAIM, {**claims(START), "wants": [LIMIT, LIMIT], "limit": LIMIT}, set()),
+    "CLAIM": Case(claims.CLAIM, {**facts_of_claim(START), "wants": [LIMIT, LIMIT], "limit": LIMIT}, set()),
 }
 
 

@@ -25,7 +25,7 @@ from tenure.ports.schedules import REPLACED, Change, Schedule, Standing
 from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Record, record
 from tenure.stores.fields import identity_row
-from tenure.stores.postgres import PostgresStore, jobs, operated, schedules, schema, server, workers
+from tenure.stores.postgres import PostgresStore, claims, operated, schedules, schema, server, workers
 
 MIGRATIONS = schema.migrations()
 
@@ -335,8 +335,8 @@ def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
     monkeypatch.setattr(workers, "REGISTER", older)
     monkeypatch.setattr(workers, "identity_row", lambda worker: identity_row(worker)[:-1])
     for name in ("CLAIM", "CLAIM_TOLD"):
-        asks_for_no_links = getattr(jobs, name).replace("j.linked IS NOT NULL", "false")
-        monkeypatch.setattr(jobs, name, asks_for_no_links.replace("j.limits IS NOT NULL", "false"))
+        asks_for_no_links = getattr(claims, name).replace("j.linked IS NOT NULL", "false")
+        monkeypatch.setattr(claims, name, asks_for_no_links.replace("j.limits IS NOT NULL", "false"))
     with monkeypatch.context() as patched:
         patched.setattr(schema, "migrations", lambda: MIGRATIONS[: request.param])
         assert store.migrate() == request.param

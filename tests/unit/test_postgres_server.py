@@ -46,7 +46,7 @@ from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, S
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.ports import Filter, Landed, Progress
 from tenure.stores.postgres import PostgresStore, deadlines, schema
-from tenure.stores.postgres import jobs as verbs
+from tenure.stores.postgres import claims as verbs
 from tenure.stores.postgres import server as module
 from tenure.stores.postgres.commits import CommitWatch
 from tenure.stores.postgres.deadlines import Connection
