@@ -641,6 +641,7 @@ def test_a_disk_that_is_full_is_told_of_once_though_it_can_be_read(
         until(lambda: len(looks) > seen + 5, "looks at what it owns")
         monkeypatch.setattr(shop.store, "claim", claim)
         job.result("30s")
+        until(lambda: len(told()) > 1, "the word that it is back")  # a claim in flight may have taken the job
     assert told() == ["WARNING", "INFO"], "away, and back"
 
 
