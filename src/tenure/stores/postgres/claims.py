@@ -126,11 +126,12 @@ class PostgresClaims(PostgresBase):
         marks.refresh()
         claimed, seconds = self._claim(worker_id, wants, limit, [marks.of(queue) for queue in wants])
         short = len(claimed) < limit and not may_be_cut(claimed)
-        if short and marks and not marks.hold(claimed):
+        if short and marks and not marks.believes(claimed):
             left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
             marks.clear()
             more, seconds = self._claim(worker_id, left, limit - len(claimed), [START] * len(left))
             claimed += more
+            short = len(claimed) < limit
         marks.after(claimed, seconds, short=short)
         return claimed
 

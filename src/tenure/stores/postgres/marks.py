@@ -51,7 +51,7 @@ class Marks:
         self._slow = 0
         self._kept_until: float | None = None  # None: they are not kept
         self._look_at = 0.0
-        self._looks: threading.Thread | None = None
+        self._looking: threading.Thread | None = None
 
     def __bool__(self) -> bool:
         return bool(self._places)
@@ -71,12 +71,12 @@ class Marks:
                 self.clear()
         elif now - until > UNSEEN_SECONDS:
             self.clear()
-        elif now > self._look_at and (self._looks is None or not self._looks.is_alive()):
-            self._looks = threading.Thread(target=self._look, args=(dict(self._places),), daemon=True)
+        elif now > self._look_at and (self._looking is None or not self._looking.is_alive()):
+            self._looking = threading.Thread(target=self._look, args=(dict(self._places),), daemon=True)
             with suppress(RuntimeError):  # no thread can be started
-                self._looks.start()
+                self._looking.start()
 
-    def hold(self, found: Sequence[Claimed]) -> bool:
+    def believes(self, found: Sequence[Claimed]) -> bool:
         """May a claim that returned fewer jobs than asked for be all there is?
 
         An empty one looks itself if no other look has been made in time: no claim may follow for a while.
