@@ -118,8 +118,10 @@ class PostgresClaims(PostgresBase):
             raise
 
     def _claim_suspects(self, worker_id: str, wants: Mapping[str, int], limit: int) -> list[Claimed]:
-        groups = (self._claim_group(worker_id, queue, min(want, limit)) for queue, want in wants.items())
-        return next(filter(None, groups), [])
+        for queue, want in wants.items():
+            if group := self._claim_group(worker_id, queue, min(want, limit)):
+                return group
+        return []
 
     def _claim_all(self, worker_id: str, wants: Mapping[str, int], limit: int) -> list[Claimed]:
         marks = self._marks
