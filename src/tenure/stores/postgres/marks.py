@@ -7,8 +7,8 @@ meanwhile: a rescued one, or one of a transaction that committed late. Therefore
 asked for reads everything again without marks.
 
 Where that costs much, as the queue is short and all claims are such, marks are *kept* for a time: a look on another
-connection, which no claim waits for, tells whether a job was skipped, and takes a tenth of the time or less. A skipped
-job waits for that look: a second or, where one takes longer than 0.1 s, ten times as long.
+connection, which no claim waits for, tells whether a job was skipped, twice a second or, where one takes longer than
+0.1 s, after five times its own time. A skipped job waits for the claim after that look.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ START: Place = (-32768, "-infinity", "00000000-0000-0000-0000-000000000000")
 BELIEVED_SECONDS = 1.0
 MOVED_EVERY_SECONDS = 0.1  # reading a place costs a round trip
 MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
-SLOW_SECONDS = 0.003  #: to choose jobs, as the server measures it; 0.1 ms is usual
+SLOW_SECONDS = 0.003  #: to choose jobs, as the server measures it
 SLOW_CLAIMS = 10  #: in a row, before marks are kept: a busy server alone is no reason
-LOOK_SHARE = 10  #: a look is repeated after this many times its own time
+LOOK_SHARE = 10  #: marks are kept for this many times as long as the last look took; the next one comes at half of it
 UNSEEN_SECONDS = 30.0  #: marks are dropped if no look ends for so long
 
 PLACE = """
