@@ -30,7 +30,7 @@ import tenure.maintenance.maintenance
 import tenure.tasks.once
 from tenure.config import Settings
 from tenure.core.lifecycle import Cancelled, Failed, Released, Snoozed, Suspended
-from tenure.ports import Draft, Landed, Notifier, OnLoop, Store
+from tenure.ports import Claimed, Draft, Enqueued, Landed, Notifier, OnLoop, Store
 from tenure.worker.worker import Worker
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,6 +99,7 @@ _JOINS = (Spot("commit", "transaction", TRANSACTIONS), Spot("enqueue in a transa
 ROLES: Mapping[str, tuple[Spot, ...]] = {
     "worker": (
         *map(Spot, ("claim", "progress", "once")),
+        Spot("claim on loop", "claim_on_loop"),
         *_FINISHES,
         Spot("finish in a transaction", "finish", TRANSACTIONS),
         Spot("commit", "transaction", TRANSACTIONS),
@@ -356,16 +357,29 @@ def _watch(port: Any, verb: str) -> None:
     setattr(port, verb, watched)
 
 
-def _watch_on_loop(store: Store) -> None:
+def _watch_enqueues_on_loop(store: Store) -> None:
     call, here = store.enqueue_on_loop, process()
 
-    def watched(draft: Draft) -> OnLoop:
+    def watched(draft: Draft) -> OnLoop[Enqueued]:
         here.reach("before enqueue alone")
         answer = yield from call(draft)
         here.reach("after enqueue alone")  # also if it is left to a thread
         return answer
 
     store.enqueue_on_loop = watched  # type: ignore[method-assign]
+
+
+def _watch_claims_on_loop(store: Store) -> None:
+    call, here = store.claim_on_loop, process()
+
+    def watched(*args: Any, **options: Any) -> OnLoop[list[Claimed]]:
+        here.reach("before claim on loop")
+        claimed = yield from call(*args, **options)
+        if claimed:
+            here.reach("after claim on loop")
+        return claimed
+
+    store.claim_on_loop = watched  # type: ignore[method-assign]
 
 
 def _watch_transactions(store: Store) -> None:
@@ -396,7 +410,9 @@ def _open_store(settings: Settings) -> Store:
         if verb == "transaction":
             _watch_transactions(store)
         elif verb == "enqueue_on_loop":
-            _watch_on_loop(store)
+            _watch_enqueues_on_loop(store)
+        elif verb == "claim_on_loop":
+            _watch_claims_on_loop(store)
         else:
             _watch(store, verb)
     return store

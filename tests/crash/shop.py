@@ -28,7 +28,7 @@ from tenure import Job, Retry, Tenure
 from tenure.config import Settings
 from tenure.core.lifecycle import Lease
 from tenure.errors import StoreAway
-from tenure.ports import NONE_KNOWN, Claimed, Owned, Store
+from tenure.ports import NONE_KNOWN, Claimed, OnLoop, Owned, Store
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("TENURE_TEST_FAULTS", "{}"))
 SOON = Retry(10, base="50ms", cap="200ms")
@@ -390,7 +390,11 @@ def _drop_replies(store: Store, most: int) -> None:
             raise StoreAway("the reply was lost")
         return claimed
 
-    store.claim = unheard  # type: ignore[method-assign]
+    def not_now(*_: object, **__: object) -> OnLoop[list[Claimed]]:
+        yield from ()
+        return None
+
+    store.claim, store.claim_on_loop = unheard, not_now  # type: ignore[method-assign]
 
 
 def _break_the_beat(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -166,15 +167,28 @@ def test_jobs_of_a_claim_whose_reply_was_lost_are_found_at_once(
     store: PostgresStore, slow_reads: str, solo: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.enqueue([draft(isolated=solo)])
-    name = "_claim_group" if solo else "_claim"
-    claims_of_store = getattr(store, name)
+    asked, name = (store, "_take_queued") if solo else (store._server, "ask")
+    ask = getattr(asked, name)
 
     def lost(*given: Any) -> Any:
-        claims_of_store(*given)
+        ask(*given)
         raise StoreAway("the reply was lost")
 
-    monkeypatch.setattr(store, name, lost)
+    monkeypatch.setattr(asked, name, lost)
     with pytest.raises(StoreAway):
         claim(store, slow_reads, 1, solo=solo)
+
+    assert len(store.owned(slow_reads)) == 1
+
+
+def test_jobs_of_a_claim_on_a_loop_whose_reply_was_lost_are_found_at_once(
+    store: PostgresStore, slow_reads: str
+) -> None:
+    store.enqueue([draft()])
+    call = store.claim_on_loop(slow_reads, {"default": 1}, 1)
+    wanted = next(call)
+    assert select.select([wanted.fileno], [], [], wanted.seconds)[0], "no answer"
+    with pytest.raises(StoreAway):
+        call.throw(TimeoutError("no answer in 8s"))
 
     assert len(store.owned(slow_reads)) == 1

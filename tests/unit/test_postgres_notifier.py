@@ -93,9 +93,9 @@ def count_batches(notifier: PostgresNotifier, monkeypatch: pytest.MonkeyPatch) -
     batches: list[set[tuple[str, str]]] = []
     send = notifier._announcer._send
 
-    def counted(connection: object, words: set[tuple[str, str]]) -> object:
+    def counted(connection: object, words: set[tuple[str, str]], *, sent: bool) -> object:
         batches.append(words)
-        return send(connection, words)  # type: ignore[arg-type]
+        return send(connection, words, sent=sent)  # type: ignore[arg-type]
 
     monkeypatch.setattr(notifier._announcer, "_send", counted)
     return batches

@@ -16,6 +16,7 @@ import select
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from hashlib import blake2s
 from random import uniform
 from secrets import token_hex
@@ -26,7 +27,7 @@ from weakref import WeakSet, finalize
 
 import msgspec
 import psycopg
-from psycopg import pq, sql
+from psycopg import generators, pq, sql
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -94,7 +95,10 @@ class PostgresNotifier:
 
 
 class PostgresListener:
-    """One listener, with a connection and a thread of its own. It never stops reconnecting."""
+    """One listener, with a connection of its own, and a thread that keeps it. It never stops reconnecting.
+
+    `drain` reads what arrives, in the thread of its caller: to wake another one would take a tenth of a millisecond.
+    """
 
     permits = None
     interval = 1.0
@@ -103,6 +107,10 @@ class PostgresListener:
         self.problem = ""
         self._server, self._announcer = server, announcer
         self._listening = False
+        self._token, self._due = (
+            "",
+            0.0,
+        )  #: the token on its way, and when it is lost; without one, when to send the next
         self._closing = False
         self._pid = os.getpid()
         self._thread = Thread(target=self._run, name="tenure-listen", daemon=True)
@@ -122,8 +130,7 @@ class PostgresListener:
     def close(self) -> None:
         self._closing = True
         if self._pid == os.getpid():  # after a fork, thread and connection are the parent's
-            with suppress(OSError):
-                self._wake.send(b"\0")
+            self._wake_thread()
             self._thread.join(_CLOSE_SECONDS)  # it takes longer only while the server does not answer
         self._inbox.close()
 
@@ -146,36 +153,48 @@ class PostgresListener:
     def _listen(self, connection: psycopg.Connection) -> None:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._server.channel)))
         self._inbox.put([ANY])  # for rings that were sent before this LISTEN
-        token, due = "", 0.0
-        while not self._closing:
-            if self._wait(due - monotonic(), connection.fileno()):
-                signals = _received(connection)
-                self._inbox.put(Ring(kind, queue) for kind in _KINDS for sent, queue in signals if sent == kind)
-                # the rings of others prove as much, once it is known that this is not a pooler's connection
-                if (_PROOF, token) in signals or (signals and self._listening and not self._announcer.problem):
-                    self._listening, self.problem = True, ""
-                    token, due = "", monotonic() + _PROOF_EVERY * uniform(0.8, 1)
-            elif self._closing:
-                return
-            elif token:
-                self._listening = False
-                connection.execute("SELECT 1")  # if the server answers nothing at all, LISTEN is not at fault
-                raise _TokenLost
-            else:
-                token, due = token_hex(8), monotonic() + _PROOF_WITHIN
-                self._announcer.add({(_PROOF, token)})
+        self._token, self._due = "", 0.0
+        with self._inbox.read_by_drain(connection.fileno(), partial(self._read, connection), self._wake_thread) as line:
+            while not self._closing and not (self._token and monotonic() > self._due):
+                if not self._token and monotonic() > self._due:
+                    self._token, self._due = token_hex(8), monotonic() + _PROOF_WITHIN
+                    self._announcer.add({(_PROOF, self._token)})
+                self._wait(self._due - monotonic(), None if line.by_drain else connection.fileno())
+                line.read()
+        if not self._closing:
+            self._listening = False
+            connection.execute("SELECT 1")  # if the server answers nothing at all, LISTEN is not at fault
+            raise _TokenLost
 
-    def _wait(self, seconds: float, fileno: int | None = None) -> bool:
-        """Wait until there is something to read, the time is up, or `close` is called."""
+    def _read(self, connection: psycopg.Connection) -> Iterable[Ring]:
+        """What has arrived. Called by `drain`, too, but never in two threads at once."""
+        signals = _received(connection)
+        # The rings of others prove as much, once it is known that this is not a pooler's connection.
+        if (_PROOF, self._token) in signals or (signals and self._listening and not self._announcer.problem):
+            self._listening, self.problem = True, ""
+            self._token, self._due = "", monotonic() + _PROOF_EVERY * uniform(0.8, 1)
+        return [Ring(kind, queue) for kind in _KINDS for sent, queue in signals if sent == kind]
+
+    def _wake_thread(self) -> None:
+        with suppress(OSError):
+            self._wake.send(b"\0")
+
+    def _wait(self, seconds: float, fileno: int | None = None) -> None:
+        """Wait until there is something to read, the time is up, or the thread is woken."""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if fileno is not None:
             poll.register(fileno, select.POLLIN)
-        return any(ready == fileno for ready, _ in poll.poll(max(seconds, 0) * 1000))
+        if any(ready == self._woken.fileno() for ready, _ in poll.poll(max(seconds, 0) * 1000)):
+            self._woken.recv(64)
 
 
 class _Announcer:
-    """Collects rings, and sends them from a thread and a connection of its own."""
+    """Collects rings, and sends them over a connection of its own, from a thread.
+
+    While that connection is idle the caller's thread sends them, and the other one reads the answer: the switch of
+    threads would take as long as to send them.
+    """
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -186,11 +205,16 @@ class _Announcer:
         self._pid = os.getpid()
         self._changed = Condition()
         self._waiting: _Signals = set()
+        self._idle: psycopg.Connection | None = None  #: a caller may send over it
+        self._sent: _Signals = set()  #: by a caller: the thread has to read the answer
+        self._packed: tuple[_Signals, bytes] = set(), b""
+        self._rest_until = 0.0
         self._closing = False
         self._thread: Thread | None = None
 
     def add(self, signals: _Signals) -> None:
-        if self._pid != os.getpid():  # after a fork the thread and its rings are the parent's
+        if self._pid != os.getpid():  # after a fork the thread, its rings and its connection are the parent's
+            self._of_parent = self._idle
             self._start_over()
         if not signals:
             return
@@ -199,6 +223,9 @@ class _Announcer:
                 return
             if not self._waiting:
                 self._changed.notify()
+            if self._idle is not None and not self._waiting and monotonic() >= self._rest_until:
+                self._send_now(self._idle, signals)
+                return
             self._waiting |= signals
             if self._thread is None:
                 thread = Thread(target=self._run, name="tenure-notify", daemon=True)
@@ -215,20 +242,28 @@ class _Announcer:
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
 
+    def _send_now(self, connection: psycopg.Connection, signals: _Signals) -> None:
+        """With the lock held."""
+        self._idle, self._sent = None, signals
+        if signals != self._packed[0]:  # usually the same as before
+            self._packed = signals, _notifying(connection, self._server.channel, _payloads(signals))
+        with suppress(psycopg.Error):  # the thread will see it, and send them again
+            connection.pgconn.send_query(self._packed[1])
+
     # ── its thread ──
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
         failures = 0
-        rest_until = even = 0.0  # even: the time by which the steady rate would have sent as much
+        even = 0.0  # the time by which the steady rate would have sent as much
         while True:
-            signals = self._next(rest_until, None if connection is None else _SILENCE)
+            signals, sent = self._next(connection, None if connection is None else _SILENCE)
             if signals:
                 started = monotonic()
-                connection = self._send(connection, signals)
+                connection = self._send(connection, signals, sent=sent)
                 failures = failures + 1 if connection is None else 0
                 even = max(even, started) + _DEBOUNCE
-                rest_until = even - _BURST * _DEBOUNCE if connection is not None else started + _backoff(failures)
+                self._rest_until = even - _BURST * _DEBOUNCE if connection is not None else started + _backoff(failures)
             else:
                 if connection is not None:
                     connection.close()
@@ -236,25 +271,37 @@ class _Announcer:
                 if self._closing:
                     return
 
-    def _next(self, rest_until: float, silence: float | None) -> _Signals:
-        """The rings collected until `rest_until`, or the next one. Empty: none within `silence` seconds, or closing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closing, max(rest_until - monotonic(), 0))
-            self._changed.wait_for(lambda: self._closing or self._waiting, silence)
-            signals, self._waiting = self._waiting, set()
-            return signals
+    def _next(self, connection: psycopg.Connection | None, silence: float | None) -> tuple[_Signals, bool]:
+        """The rings collected until the rest is over, or the next one; and whether its caller has sent it.
 
-    def _send(self, connection: psycopg.Connection | None, signals: _Signals) -> psycopg.Connection | None:
+        Empty: none within `silence` seconds, or closing.
+        """
+        with self._changed:
+            self._idle = connection
+            self._changed.wait_for(lambda: self._closing or self._sent, max(self._rest_until - monotonic(), 0))
+            self._changed.wait_for(lambda: self._closing or self._sent or self._waiting, silence)
+            self._idle = None
+            if self._sent:
+                signals, self._sent = self._sent, set()
+                return signals, True
+            signals, self._waiting = self._waiting, set()
+            return signals, False
+
+    def _send(
+        self, connection: psycopg.Connection | None, signals: _Signals, *, sent: bool
+    ) -> psycopg.Connection | None:
         """The connection to use next; None: sending failed, back off before the next attempt."""
         reused = connection is not None
         try:
             connection = connection or self._server.connect("tenure-notify")
-            connection.execute(_notifying(connection, self._server.channel, _payloads(signals)))
+            if not sent:
+                connection.pgconn.send_query(_notifying(connection, self._server.channel, _payloads(signals)))
+            connection.wait(_answers(connection.pgconn))
         except (psycopg.Error, OSError, UnicodeError) as error:  # UnicodeError: a host that can't be a name
             if connection is not None:
                 connection.close()
             if reused:  # it may have died while idle
-                return self._send(None, signals)
+                return self._send(None, signals, sent=False)
             reason = self._server.describe(error)
             if not self.problem:
                 _log.warning("rings can't be sent: %s", reason)
@@ -360,6 +407,15 @@ def _notifying(connection: psycopg.Connection, channel: str, payloads: Iterable[
     """As one plain text: with parameters it takes half as long again or more, and a client is waiting."""
     to, quote = sql.Identifier(channel).as_bytes(connection), pq.Escaping(connection.pgconn).escape_literal
     return b"; ".join(b"NOTIFY %b, %b" % (to, quote(payload.encode())) for payload in payloads)
+
+
+def _answers(line: pq.abc.PGconn) -> PQGen[None]:
+    results = yield from generators.execute(line)
+    for result in results:
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+    if not results:
+        raise psycopg.OperationalError("nothing was sent")
 
 
 def _received(connection: psycopg.Connection) -> _Signals:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from tenure.core.limits import Key
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+
+T = TypeVar("T")
 
 #: The most text in one batch of jobs, outcomes or reports. What is larger goes alone; a claim ends with the job that
 #: reaches it.
@@ -81,7 +83,7 @@ class Readable(NamedTuple):
 
 #: A call on an event loop. It is resumed once what it yields is readable, or thrown a TimeoutError when that takes too
 #: long; it returns the answer. Closing it gives it up: whether it was executed is then unknown.
-OnLoop = Generator[Readable, None, "Enqueued | None"]
+OnLoop = Generator[Readable, None, T | None]
 
 
 class Claimed(NamedTuple):
@@ -241,7 +243,7 @@ class JobStore(Protocol):
         """
         ...
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         """`enqueue` for one draft without links, called in the thread of an event loop, which it does not block.
 
         None: that is not possible now, and nothing was stored. Call `enqueue` in another thread.
@@ -309,6 +311,15 @@ class JobStore(Protocol):
         worker whose row is missing, dead or expired claims nothing, and nothing is claimed from a paused queue. One
         statement: two workers never claim the same job.
         The claim ends with the job whose payload, checkpoint and meta make it `BATCH_BYTES` or more: `may_be_cut`.
+        """
+        ...
+
+    def claim_on_loop(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
+    ) -> OnLoop[list[Claimed]]:
+        """`claim`, called in the thread of an event loop, which it does not block for long.
+
+        None: that is not possible now, and nothing was claimed. Call `claim` in another thread.
         """
         ...
 

@@ -23,7 +23,6 @@ class Capabilities:
     transactions: bool  #: `enqueue` and `finish` can join a transaction (`tx=`)
     durable: bool  #: what it acknowledged survives the death of every process
     steady_clock: bool  #: its leases are counted by a clock that can't be set
-    local: bool  #: reached without a network: a call on an event loop does not block it for long
     sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
     inline: int = sys.maxsize  #: a value of fewer characters is never too large for its row
 

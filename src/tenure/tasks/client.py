@@ -153,7 +153,7 @@ class Client:
         """`enqueue`, but never with a transaction that the calling code has open."""
         return Client.enqueue(self, drafts)
 
-    def _enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def _enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         """The store's `enqueue_on_loop`; then the job is announced."""
         if draft.links is not None or len(draft.payload) + len(draft.meta) > MOST_ON_LOOP:
             return None

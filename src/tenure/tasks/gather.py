@@ -59,7 +59,7 @@ class _Caller(NamedTuple):
 class Gatherer:
     """Stores what the callers of one loop enqueue, in shared writes."""
 
-    def __init__(self, store: _Enqueue, on_loop: Callable[[Draft], OnLoop]) -> None:
+    def __init__(self, store: _Enqueue, on_loop: Callable[[Draft], OnLoop[Enqueued]]) -> None:
         self._store = store
         self.on_loop = on_loop
         self._lanes = (_Lane(self, "tenure-enqueue"), _Lane(self, "tenure-enqueue-unique"))
@@ -181,7 +181,7 @@ class _Lane:
         self._waiting: list[_Caller] = []
         self._busy = False
         self._single = False  #: the last write was for one caller
-        self.call: OnLoop | None = None  #: the last one that this loop has begun
+        self.call: OnLoop[Enqueued] | None = None  #: the last one that this loop has begun
         self._context = Context()  # not a caller's: a write may serve several
         # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
         # per job instead of 440).

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from tenure.errors import WouldBlock
-from tenure.ports import Awaited, Enqueued, OnLoop, Readable
+from tenure.ports import Awaited, OnLoop, Readable
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -97,14 +97,14 @@ def pass_on(thread: Executor, call: Callable[[], T], answered: Callable[[T | Bas
         future.add_done_callback(over)
 
 
-def drive(call: OnLoop, answered: Callable[[Enqueued | Exception | None], None]) -> None:
+def drive(call: OnLoop[T], answered: Callable[[T | Exception | None], None]) -> None:
     """Run a store's call on this loop, by callbacks: a task would cost as much as the call. Then pass on its answer."""
     from asyncio import get_running_loop
 
     loop = get_running_loop()
 
     def go_on(error: Exception | None = None) -> None:
-        answer: Enqueued | Exception | None
+        answer: T | Exception | None
         try:
             wanted = next(call) if error is None else call.throw(error)
         except StopIteration as end:

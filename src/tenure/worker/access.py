@@ -14,7 +14,8 @@ from tenure.core.lifecycle import Lease
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import Events, StoreAway, StoreBack
-from tenure.ports import BATCH_BYTES, Store
+from tenure.ports import BATCH_BYTES, OnLoop, Store
+from tenure.tasks.loops import drive
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -54,10 +55,21 @@ class StoreAccess:
         self._asked_at = self._loop.time()
         return self._loop.run_in_executor(self._claims, call, *args)
 
-    def ask_here(self, call: Callable[..., T], *args: object) -> T:
-        """Run the call in this thread, which blocks the loop."""
+    async def ask_on_loop(self, call: OnLoop[T]) -> T | None:
+        """Run a call of the store on this loop. None: not possible now; use `ask`. Once begun, it runs to its end."""
         self._asked_at = self._loop.time()
-        return call(*args)
+        answer: asyncio.Future[T | None] = self._loop.create_future()
+
+        def answered(found: T | Exception | None) -> None:
+            if answer.done():  # cancelled
+                return
+            if isinstance(found, Exception):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        drive(call, answered)
+        return await answer
 
     def write(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for outcomes and progress."""

@@ -107,10 +107,13 @@ class ClaimLoop:
 
     async def _claim_now(self, wants: dict[str, int], free: int) -> list[Claimed]:
         slots, solo = self._slots, self._plan.runner == "solo"
-        if slots.running or slots.backlog.waiting or not self._access.store.capabilities.local:
-            return await self._access.ask(self._ask_store, wants, free, solo)
-        # Nothing runs that this would block, so save two thread switches before the first job starts.
-        return self._access.ask_here(self._ask_store, wants, free, solo)
+        if not slots.running and not slots.backlog.waiting:
+            # Nothing runs that this could delay, so save two switches of threads before the first job starts.
+            store, worker_id = self._access.store, self._plan.worker_id
+            claimed = await self._access.ask_on_loop(store.claim_on_loop(worker_id, wants, free, solo=solo))
+            if claimed is not None:
+                return claimed
+        return await self._access.ask(self._ask_store, wants, free, solo)
 
     async def _claim_embedded(self, wants: dict[str, int], free: int) -> list[Claimed]:
         """Claim ordinary jobs, or one that must run alone: if there are no others, or if it is its turn."""

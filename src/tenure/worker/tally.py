@@ -6,6 +6,7 @@ A worker counts in batches, and hands over the increments when its supervisor as
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from tenure.config import Settings
 from tenure.events import Events, JobRescued, LeaseRefused, StallSeen, WorkerDied
-from tenure.ports import Store
+from tenure.ports import Claimed, OnLoop, Store
 
 #: Upper bounds of the buckets, in seconds; one more bucket is for longer durations.
 BOUNDS: Mapping[str, tuple[float, ...]] = {
@@ -143,6 +144,8 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)
+        if name == "claim_on_loop":
+            return self._claim_on_loop
         if name not in _TIMED:
             return found
 
@@ -155,6 +158,15 @@ class _Timed:
 
         setattr(self, name, timed)  # so that the next call bypasses __getattr__
         return timed
+
+    def _claim_on_loop(self, *args: Any, **options: Any) -> OnLoop[list[Claimed]]:
+        began, claimed = perf_counter(), None
+        try:
+            claimed = yield from self._store.claim_on_loop(*args, **options)
+            return claimed
+        finally:
+            if claimed is not None or sys.exception() is not None:
+                self._tally.time("store", "claim", perf_counter() - began)
 
 
 def timed(store: Store, tally: Tally) -> Store:

@@ -6,7 +6,7 @@ tried and undone when it is called, and all are run when the block ends. Only `_
 
 from __future__ import annotations
 
-from tenure.ports import Capabilities, Draft, OnLoop
+from tenure.ports import Capabilities, Draft, Enqueued, OnLoop
 from tenure.stores.memory.jobs import MemoryJobs
 from tenure.stores.memory.reads import MemoryReads
 from tenure.stores.memory.schedules import MemorySchedules
@@ -18,7 +18,7 @@ from tenure.stores.memory.workers import MemoryWorkers
 class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, MemoryReads, MemoryTexts):
     """A `Store` in this process's memory, lost when the process ends. `clock` and `seed` make tests deterministic."""
 
-    capabilities = Capabilities(transactions=True, durable=False, steady_clock=True, local=True)
+    capabilities = Capabilities(transactions=True, durable=False, steady_clock=True)
     url = "memory://"
 
     def open(self) -> None:
@@ -31,7 +31,7 @@ class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, Mem
     def close(self) -> None:
         """There is nothing to release: the data lives as long as this object."""
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         """Never: it has neither a disk nor a network, so there is no time to be gained."""
         yield from ()
         return None

@@ -196,7 +196,7 @@ class OffloadStore:
             drafts = [each.but(payload=self._for_row("payload", each.payload)) for each in drafts]
         return self.beneath.enqueue(drafts, tx=tx, committed=committed)
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         if self._is_large("payload", draft.payload):
             return None
         return (yield from self.beneath.enqueue_on_loop(draft))

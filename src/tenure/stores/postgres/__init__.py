@@ -42,7 +42,7 @@ class PostgresStore(
 ):
     """`PostgresStore("postgresql://user@host/database")`. `migrate` creates its tables, in a schema of their own."""
 
-    capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=False)
 
     def __init__(
         self,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from time import monotonic
-from typing import Any, LiteralString
+from typing import Any
 
 from tenure.core.lifecycle import MOST_TOGETHER, Lease, group_size
-from tenure.ports import BATCH_BYTES, NONE_KNOWN, Claimed, Owned, may_be_cut
+from tenure.ports import BATCH_BYTES, NONE_KNOWN, Claimed, OnLoop, Owned, may_be_cut
 from tenure.stores.fields import CLAIMED, listed
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.marks import START, Marks, Place
-from tenure.stores.postgres.server import Server
+from tenure.stores.postgres.server import Asking, Server
 from tenure.stores.rules import MANY_QUEUES
 
 SLOW_READ_SECONDS = 0.05  #: no claim is made meanwhile
@@ -99,6 +99,37 @@ LEASES_OF = """
     WHERE (state || '') = 'processing' AND worker_id = %s AND id = ANY(%s::uuid[])"""
 
 
+def _claiming(
+    worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]
+) -> Asking[tuple[list[Claimed], float]]:
+    """The jobs, and in how many seconds the server chose the first of them."""
+    claimed: list[Claimed] = []
+    seconds = 0.0
+    for number in range(CLAIM_TRIES):
+        facts = {
+            "queues": _array(wants),
+            "wants": _array(want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()),
+            "ranks": _array(place[0] for place in places),
+            "times": _array(place[1] for place in places),
+            "ids": _array(place[2] for place in places),
+            "worker": worker_id,
+            "limit": limit - len(claimed),
+        }
+        rows = yield CLAIM_TOLD if number else CLAIM, facts
+        taken = [Claimed._make(row[:-2]) for row in rows if row[0] is not None]
+        claimed += taken
+        seconds = seconds or (rows[0][-2] if rows else 0.0)
+        if (rows and len(taken) == rows[0][-1]) or may_be_cut(claimed):
+            break
+    return claimed, seconds
+
+
+def _array(items: Iterable[object]) -> str:
+    """As PostgreSQL writes it: five lists take the driver 25 µs, of the 190 that a claim takes that finds no job."""
+    quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in items)
+    return "{" + ",".join(f'"{each}"' for each in quoted) + "}"
+
+
 class PostgresClaims(PostgresBase):
     """`claim` and `owned` of `JobStore`."""
 
@@ -117,6 +148,24 @@ class PostgresClaims(PostgresBase):
             self._by_id_until = 0.0  # the reply may be lost, and `owned` must find its jobs
             raise
 
+    def claim_on_loop(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
+    ) -> OnLoop[list[Claimed]]:
+        if solo or not wants or len(wants) >= MANY_QUEUES or self._marks.in_use:
+            return None
+        try:
+            found = yield from self._server.on_loop(
+                _claiming(worker_id, wants, limit, [START] * len(wants)), binary=True
+            )
+        except BaseException:
+            self._by_id_until = 0.0  # as in `claim`
+            raise
+        if found is None:
+            return None
+        claimed, seconds = found
+        self._marks.took(claimed, seconds)
+        return claimed
+
     def _claim_suspects(self, worker_id: str, wants: Mapping[str, int], limit: int) -> list[Claimed]:
         for queue, want in wants.items():
             if group := self._claim_group(worker_id, queue, min(want, limit)):
@@ -126,43 +175,17 @@ class PostgresClaims(PostgresBase):
     def _claim_all(self, worker_id: str, wants: Mapping[str, int], limit: int) -> list[Claimed]:
         marks = self._marks
         marks.refresh()
-        claimed, seconds = self._claim(worker_id, wants, limit, [marks.of(queue) for queue in wants])
+        ask = self._server.ask
+        claimed, seconds = ask(_claiming(worker_id, wants, limit, [marks.of(queue) for queue in wants]))
         short = len(claimed) < limit and not may_be_cut(claimed)
         if short and marks and not marks.believes(claimed):
             left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
             marks.clear()
-            more, seconds = self._claim(worker_id, left, limit - len(claimed), [START] * len(left))
+            more, seconds = ask(_claiming(worker_id, left, limit - len(claimed), [START] * len(left)))
             claimed += more
             short = len(claimed) < limit
         marks.after(claimed, seconds, short=short)
         return claimed
-
-    def _claim(
-        self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]
-    ) -> tuple[list[Claimed], float]:
-        """The jobs, and in how many seconds the server chose the first of them."""
-        claimed: list[Claimed] = []
-        seconds = 0.0
-        for number in range(CLAIM_TRIES):
-            sql: LiteralString = self._sql(CLAIM_TOLD if number else CLAIM)
-            facts = {
-                "queues": list(wants),
-                "wants": [want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()],
-                "ranks": [place[0] for place in places],
-                "times": [place[1] for place in places],
-                "ids": [place[2] for place in places],
-                "worker": worker_id,
-                "limit": limit - len(claimed),
-            }
-            rows = self._server.run(
-                lambda connection: connection.execute(sql, facts, binary=True).fetchall()  # noqa: B023
-            )
-            taken = [Claimed._make(row[:-2]) for row in rows if row[0] is not None]
-            claimed += taken
-            seconds = seconds or (rows[0][-2] if rows else 0.0)
-            if (rows and len(taken) == rows[0][-1]) or may_be_cut(claimed):
-                break
-        return claimed, seconds
 
     def _claim_group(self, worker_id: str, queue: str, want: int) -> list[Claimed]:
         for _ in range(CLAIM_TRIES if want > 0 else 0):

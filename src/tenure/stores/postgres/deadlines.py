@@ -77,10 +77,12 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             return False
         return self._unsent < before
 
-    def on_loop(self, sql: LiteralString, params: Any, seconds: float) -> Generator[Readable, None, Rows]:
+    def on_loop(
+        self, sql: LiteralString, params: Any, seconds: float, *, binary: bool = False
+    ) -> Generator[Readable, None, Rows]:
         """The rows of one statement, for a caller on an event loop, which waits for what this yields."""
         cursor = self.cursor()
-        waiting = cursor._execute_gen(sql, params)
+        waiting = cursor._execute_gen(sql, params, binary=binary)
         try:
             wanted = next(waiting)
             while wanted == Wait.R:

@@ -40,7 +40,7 @@ from tenure.stores.postgres.drafts import (
     parts,
 )
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
-from tenure.stores.postgres.server import Connection, Server, Transaction
+from tenure.stores.postgres.server import Connection, Server, Transaction, one
 from tenure.stores.postgres.serving import forget_idle
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
@@ -219,10 +219,10 @@ class PostgresJobs(PostgresClaims):
             return self._locking(lambda connection: self._enqueue(connection, drafts))
         return self._server.run(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         check_drafts([draft])
         plain = not draft.limits and not draft.links  # the statement stores neither
-        rows = (yield from self._server.on_loop(ENQUEUE_ONE, facts_of(draft))) if plain else None
+        rows = (yield from self._server.on_loop(one(ENQUEUE_ONE, facts_of(draft)))) if plain else None
         return Enqueued(draft.id, True, State(rows[0][0])) if rows else None  # `enqueue` finds the job that stands
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:

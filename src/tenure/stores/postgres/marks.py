@@ -84,13 +84,23 @@ class Marks:
         until = self._kept_until
         return until is not None and (bool(found) or time.monotonic() <= until)
 
+    @property
+    def in_use(self) -> bool:
+        """May the next claim want to read or set a mark?"""
+        return bool(self._places or self._slow)
+
+    def took(self, found: Sequence[Claimed], chosen_in: float) -> None:
+        """Jobs were claimed without marks. `chosen_in`: seconds."""
+        if found:
+            self._slow = self._slow + 1 if chosen_in > SLOW_SECONDS else 0
+
     def after(self, found: Sequence[Claimed], chosen_in: float, *, short: bool) -> None:
         """Jobs were claimed. `chosen_in`: seconds. `short`: fewer than asked for."""
         if not found:
             return
         slow = chosen_in > SLOW_SECONDS
         if not self._places:
-            self._slow = self._slow + 1 if slow else 0
+            self.took(found, chosen_in)
             if short and self._slow >= SLOW_CLAIMS:
                 self._keep(chosen_in)
         kept = self._kept_until is not None

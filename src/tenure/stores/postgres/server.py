@@ -30,6 +30,7 @@ from tenure.stores.postgres.joins import Rows
 T = TypeVar("T")
 Connection = deadlines.Connection
 Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
+Asking = Generator[tuple[str, Any], Rows, T]  #: statements and their parameters
 Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 
 MOST_CONNECTIONS = 20
@@ -299,8 +300,8 @@ class Server:
             else:  # a new connection looks for the primary again
                 self._put_back(connection, good=not read_only, own=own)
 
-    def on_loop(self, sql: str, params: object) -> Generator[Readable, None, Rows | None]:
-        """The rows of one statement, for a caller on an event loop. None: no connection is idle."""
+    def on_loop(self, asking: Asking[T], *, binary: bool = False) -> Generator[Readable, None, T | None]:
+        """Run these statements for a caller on an event loop. None: no connection is idle, and nothing was asked."""
         if os.getpid() != self.pid or not self._open or not self._room.acquire(blocking=False):
             return None
         try:
@@ -310,7 +311,13 @@ class Server:
             with self._returned(connection), self.mapping_errors():
                 if self._clock is not None:
                     yield from connection.on_loop(_CLOCK, (self._clock.unix(),), ANSWER_SECONDS)
-                return (yield from connection.on_loop(self.sql(sql), params, ANSWER_SECONDS))
+                sql, params = next(asking)
+                while True:
+                    rows = yield from connection.on_loop(self.sql(sql), params, ANSWER_SECONDS, binary=binary)
+                    try:
+                        sql, params = asking.send(rows)
+                    except StopIteration as end:
+                        return end.value  # type: ignore[no-any-return]
         finally:
             self._room.release()
 
@@ -393,6 +400,17 @@ class Server:
             time.sleep(uniform(0.005, 0.05))  # let the other transaction get the lock it waits for
         raise AssertionError("the last try returns or raises")
 
+    def ask(self, asking: Asking[T]) -> T:
+        """Run these statements, each a transaction of its own."""
+        sql, params = next(asking)
+        while True:
+            fitted = self.sql(sql)
+            rows = self.run(lambda each: each.execute(fitted, params, binary=True).fetchall())  # noqa: B023
+            try:
+                sql, params = asking.send(rows)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
     def fetch(self, sql: str, *params: object, seconds: float = ANSWER_SECONDS) -> list[tuple[Any, ...]]:
         """All rows of one statement."""
         return self.run(lambda each: each.execute(self.sql(sql), params, binary=True).fetchall(), seconds)
@@ -400,6 +418,11 @@ class Server:
     def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
         """The same for reads by people, with a longer time limit."""
         return self.fetch(sql, *params, seconds=READ_SECONDS)
+
+
+def one(sql: str, params: object) -> Asking[Rows]:
+    """A single statement, for `Server.on_loop`."""
+    return (yield sql, params)
 
 
 def run(connection: Connection, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:

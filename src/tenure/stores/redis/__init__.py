@@ -86,7 +86,7 @@ class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisWai
         rings: bool = False,
     ) -> None:
         super().__init__(Server(url, namespace, password, clock, rings=rings))
-        self.capabilities = Capabilities(transactions=False, durable=True, steady_clock=False, local=self._server.local)
+        self.capabilities = Capabilities(transactions=False, durable=True, steady_clock=False)
 
     @property
     def url(self) -> str:

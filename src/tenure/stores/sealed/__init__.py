@@ -81,7 +81,7 @@ class SealedStore:
     ) -> list[Enqueued]:
         return self.beneath.enqueue(list(map(self.seal.draft, drafts)), tx=tx, committed=committed)
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         return self.beneath.enqueue_on_loop(self.seal.draft(draft))
 
     def replay(
@@ -117,6 +117,12 @@ class SealedStore:
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         return list(map(self.seal.claimed, self.beneath.claim(worker_id, wants, limit, solo=solo)))
+
+    def claim_on_loop(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
+    ) -> OnLoop[list[Claimed]]:
+        claimed = yield from self.beneath.claim_on_loop(worker_id, wants, limit, solo=solo)
+        return None if claimed is None else list(map(self.seal.claimed, claimed))
 
     def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         found = self.beneath.owned(worker_id, known)

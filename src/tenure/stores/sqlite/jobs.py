@@ -203,7 +203,7 @@ class SqliteJobs(SqliteBase):
             inner.committed.append(committed)
         return answers
 
-    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop[Enqueued]:
         yield from ()
         if not _is_one_row(draft):
             return None
@@ -314,6 +314,12 @@ class SqliteJobs(SqliteBase):
         return self._file.write(step)
 
     # ── owners ──
+
+    def claim_on_loop(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
+    ) -> OnLoop[list[Claimed]]:
+        yield from ()  # there is no socket to wait for, and the switches to a thread and back take longer than a claim
+        return self.claim(worker_id, wants, limit, solo=solo)
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         if len(wants) >= MANY_QUEUES:  # the write lock is taken only if there are jobs, and for their queues
