@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from conformance.factories import World, draft, finish, look, schedule, start
-from conformance.test_on_loop import on_loop
 from conformance.test_limits import ALL, OTHER, RENAMED, SHOP, began, declare, key, limited
+from conformance.test_on_loop import on_loop
 from conformance.test_waiting import settle_waits, state
 from tenure.core.lifecycle import Completed, Released, State, Suspended
 from tenure.core.limits import Key, Rate

@@ -159,7 +159,8 @@ class PostgresListener:
                 if not self._token and monotonic() > self._due:
                     self._token, self._due = token_hex(8), monotonic() + _PROOF_WITHIN
                     self._announcer.add({(_PROOF, self._token)})
-                self._wait(self._due - monotonic(), None if line.by_drain else connection.fileno())
+                by_drain = line.by_drain and self._listening  # until it is known to hear, this thread reads, too
+                self._wait(self._due - monotonic(), None if by_drain else connection.fileno())
                 line.read()
         if not self._closing:
             self._listening = False

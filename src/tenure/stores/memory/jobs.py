@@ -149,13 +149,13 @@ class MemoryJobs(MemoryOperated):
 
     # ── owners ──
 
-    @atomic
     def claim_on_loop(
         self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
     ) -> OnLoop[list[Claimed]]:
         yield from ()
         return self.claim(worker_id, wants, limit, solo=solo)
 
+    @atomic
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         if not self._may_own(worker_id) or (solo and self._held_by(worker_id)):
             return []
