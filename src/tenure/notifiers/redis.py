@@ -12,9 +12,8 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from random import uniform
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -34,7 +33,6 @@ _BLOCK_SECONDS = 5.0  #: between two checks that the stream is still the same on
 _ANSWER_SECONDS = 3.0
 _GLANCE_SECONDS = 0.001  #: for the first read, which proves that reading is permitted
 _REST_SECONDS = 0.002  #: between two reads while many rings arrive
-_PART_SECONDS = 0.25  #: how long the reader of a part of an answer waits for the rest
 _CLOSE_SECONDS = 1.0
 _REPLICA = (
     "this Redis is a read-only replica, where rings are refused: polling every second; "
@@ -101,10 +99,7 @@ class RedisNotifier:
 
 
 class RedisListener:
-    """One listener, with a connection of its own, and a thread that keeps it. It never stops reconnecting.
-
-    `drain` reads what arrives, in the thread of its caller: to wake another one would take a tenth of a millisecond.
-    """
+    """One listener, with a connection and a thread of its own. It never stops reconnecting."""
 
     permits = None
     interval = 1.0
@@ -114,14 +109,14 @@ class RedisListener:
         self._server, self._bell = server, bell
         self._last: _Id | None = None
         self._listening = False
-        self._asked_newest = False  #: asked for the newest entry; else for those since the last one
-        self._answer_by = self._rest_until = 0.0
         self._closing = False
         self._pid = os.getpid()
+        self._poll = select.poll()
         self._thread = Thread(target=self._run, name="tenure-listen", daemon=True)
         with ExitStack() as made:  # no file or no thread may be left, just now
             self._inbox = made.enter_context(closing(Inbox()))
             self._woken, self._wake = map(made.enter_context, socket.socketpair())
+            self._poll.register(self._woken, select.POLLIN)
             self._thread.start()
             made.pop_all()
 
@@ -135,7 +130,8 @@ class RedisListener:
     def close(self) -> None:
         self._closing = True
         if self._pid == os.getpid():  # after a fork, thread and connection are the parent's
-            self._wake_thread()
+            with suppress(OSError):
+                self._wake.send(b"\0")
             self._thread.join(_CLOSE_SECONDS)  # it takes longer only while connecting to a server that does not answer
         self._inbox.close()
 
@@ -155,89 +151,63 @@ class RedisListener:
 
     def _receive(self) -> None:
         connection = self._server.connect("tenure-listen")
-        line = _socket(connection)
-        line.settimeout(_PART_SECONDS)
+        fileno = _socket(connection).fileno()
+        self._poll.register(fileno, select.POLLIN)
         try:
-            self._ask_newest(connection)
-            with self._inbox.read_by_drain(line.fileno(), partial(self._read, connection), self._wake_thread) as heard:
-                while not self._closing:
-                    until = self._rest_until or self._answer_by
-                    by_drain = heard.by_drain and self._listening  # until it is known to hear, this thread reads, too
-                    self._wait(until - monotonic(), None if by_drain else line.fileno())
-                    heard.read()
-                    if monotonic() > self._answer_by:
-                        raise RedisTimeout("the server has stopped answering")
+            self._find_place(connection)
+            while not self._closing:
+                entries = self._next(connection, _BLOCK_SECONDS if self._listening else _GLANCE_SECONDS)
+                rings = _rings(entries)
+                if (
+                    not self._listening  # the stream may have entries from before
+                    or len(entries) >= KEPT  # with fewer, none since the last read was trimmed
+                    or (not entries and self._find_place(connection))
+                ):
+                    rings.append(ANY)
+                if rings:
+                    self._inbox.put(rings)
+                self._listening, self.problem = True, ""
+                if entries:
+                    self._last = _id(entries[-1][0])
+                if len(entries) > 1:  # many rings: read the next ones together
+                    self._wait(_REST_SECONDS)
+        except _Closed:
+            pass
         finally:
+            self._poll.unregister(fileno)
             connection.disconnect()
 
-    def _read(self, connection: Connection) -> list[Ring]:
-        """The rings of the answer that has arrived, if any; then ask for more. Called by `drain`, too."""
-        if self._rest_until:
-            if monotonic() >= self._rest_until:
-                self._rest_until = 0.0
-                self._ask_entries(connection)
-            return []
-        _socket(connection)  # raises if it is closed: can_read would connect again
-        if not connection.can_read(0):
-            return []
-        answer = connection.read_response(disable_decoding=True)
-        if self._asked_newest:
-            lost = self._find_place(answer) and self._listening
-            self._ask_entries(connection)
-            return [ANY] if lost else []
-        # RESP2 answers with pairs instead. Each entry has an id and its fields.
-        entries: list[tuple[bytes, list[bytes]]] = dict(answer)[self._bell] if answer else []
-        rings = _rings(entries)
-        first = not self._listening
-        if first or len(entries) >= KEPT:  # entries from before; with fewer, none since the last read was trimmed
-            rings.append(ANY)
-        self._listening, self.problem = True, ""
-        if entries:
-            self._last = _id(entries[-1][0])
-        if len(entries) > 1:  # many rings: the thread reads the next ones together
-            self._rest_until = monotonic() + _REST_SECONDS
-            self._wake_thread()
-        elif entries or first:
-            self._ask_entries(connection)
-        else:
-            self._ask_newest(connection)
-        return rings
-
-    def _ask_entries(self, connection: Connection) -> None:
-        """Those since the last one, when there are some, or none after a while."""
+    def _next(self, connection: Connection, seconds: float) -> list[tuple[bytes, list[bytes]]]:
+        """The entries since the last one; waits for some up to `seconds`. Each entry has an id and its fields."""
         assert self._last is not None
-        last, block = b"%d-%d" % self._last, int((_BLOCK_SECONDS if self._listening else _GLANCE_SECONDS) * 1000)
-        self._ask(connection, b"XREAD", b"COUNT", KEPT, b"BLOCK", block, b"STREAMS", self._bell, last)
+        last = b"%d-%d" % self._last
+        block = int(seconds * 1000)
+        answer = self._ask(connection, b"XREAD", b"COUNT", KEPT, b"BLOCK", block, b"STREAMS", self._bell, last)
+        if not answer:
+            return []
+        streams: dict[bytes, list[tuple[bytes, list[bytes]]]] = dict(answer)  # RESP2 answers with pairs instead
+        return streams[self._bell]
 
-    def _ask_newest(self, connection: Connection) -> None:
-        self._rest_until = 0.0
-        self._ask(connection, b"XREVRANGE", self._bell, b"+", b"-", b"COUNT", 1)
-        self._asked_newest = True
-
-    def _find_place(self, newest: Sequence[Any]) -> bool:
+    def _find_place(self, connection: Connection) -> bool:
         """Move to the stream's end if it is before our position: then the stream lost entries, maybe unread ones."""
+        newest = self._ask(connection, b"XREVRANGE", self._bell, b"+", b"-", b"COUNT", 1)
         end = _id(newest[0][0]) if newest else _START
         if self._last is not None and end >= self._last:
             return False
         self._last = end
         return True
 
-    def _ask(self, connection: Connection, *command: bytes | int) -> None:
+    def _ask(self, connection: Connection, *command: bytes | int) -> Any:
         connection.send_packed_command(connection.pack_command(*command), check_health=False)
-        self._asked_newest, self._answer_by = False, monotonic() + _BLOCK_SECONDS + _ANSWER_SECONDS
+        if self._wait(_BLOCK_SECONDS + _ANSWER_SECONDS):
+            return connection.read_response(disable_decoding=True)
+        if self._closing:
+            raise _Closed
+        raise RedisTimeout("the server has stopped answering")
 
-    def _wake_thread(self) -> None:
-        with suppress(OSError):
-            self._wake.send(b"\0")
-
-    def _wait(self, seconds: float, fileno: int | None = None) -> None:
-        """Wait until there is something to read, the time is up, or the thread is woken."""
-        poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
-        if fileno is not None:
-            poll.register(fileno, select.POLLIN)
-        if any(ready == self._woken.fileno() for ready, _ in poll.poll(max(seconds, 0) * 1000)):
-            self._woken.recv(64)
+    def _wait(self, seconds: float) -> bool:
+        """Wait until there is something to read, the time is up, or `close` is called."""
+        return bool(self._poll.poll(seconds * 1000)) and not self._closing
 
 
 class _Announcer:
@@ -384,6 +354,10 @@ class _Announcer:
         with self._lock:
             self.problem = reason
             self._keep(signals)
+
+
+class _Closed(Exception):
+    """`close` was called while waiting for an answer."""
 
 
 def _describe(server: Server, error: Exception) -> str:
