@@ -199,6 +199,7 @@ class _Announcer:
 
     def __init__(self, server: _Server) -> None:
         self._server = server
+        self._of_parent: psycopg.Connection | None = None  #: after a fork: neither used nor closed
         self._start_over()
 
     def _start_over(self) -> None:
