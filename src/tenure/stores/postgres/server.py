@@ -404,7 +404,7 @@ class Server:
         """Run these statements, each a transaction of its own."""
         sql, params = next(asking)
         while True:
-            fitted = self.sql(sql)
+            fitted: LiteralString = self.sql(sql)
             rows = self.run(lambda each: each.execute(fitted, params, binary=True).fetchall())  # noqa: B023
             try:
                 sql, params = asking.send(rows)
