@@ -32,33 +32,12 @@ from tenure.ports.schedules import Change
 from tenure.stores.postgres import PostgresStore, base, server, steps, workers
 from tenure.stores.postgres.deadlines import Silent
 from tenure.tasks.client import Client
+from unit.fresh_postgres import other as other
+from unit.fresh_postgres import store as store
+from unit.fresh_postgres import url as url
 from waiting import until
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
-    store.migrate()
-    store.open()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def other(url: str) -> Iterator[psycopg.Connection]:
-    """Another client, in a transaction."""
-    with psycopg.connect(url) as connection:
-        yield connection
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -11,35 +10,13 @@ import pytest
 from conformance.factories import claim, claim_one, finish, look, put, start
 from conformance.test_limits import SHOP, change, declare, key, limited
 from conformance.test_waiting import settle_waits
-from servers import shared_postgres
 from tenure.core.lifecycle import Completed, State
 from tenure.ports import FOREVER
 from tenure.stores.postgres import PostgresStore, serving
 from tenure.stores.postgres.waiting import HELD_SECONDS
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
-    store.migrate()
-    store.open()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def other(url: str) -> Iterator[psycopg.Connection]:
-    """Another client: an older version, or a transaction that stays open."""
-    with psycopg.connect(url) as connection:
-        yield connection
+from unit.fresh_postgres import other as other
+from unit.fresh_postgres import store as store
+from unit.fresh_postgres import url as url
 
 
 def test_a_job_that_is_parked_while_its_key_is_read_has_its_ask_left(

@@ -11,22 +11,14 @@ import psycopg
 import pytest
 
 from conformance.factories import claim, draft, start
-from servers import shared_postgres
 from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import StoreAway
 from tenure.stores.postgres import PostgresStore, claims, marks
 from tenure.stores.postgres.marks import Marks
+from unit.fresh_postgres import url as url
 from waiting import until
 
 GONE = 3_000  #: jobs that have ended since the snapshot
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
 
 
 @pytest.fixture

@@ -26,32 +26,11 @@ from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Record, record
 from tenure.stores.fields import identity_row
 from tenure.stores.postgres import PostgresStore, claims, operated, schedules, schema, server, workers
+from unit.fresh_postgres import other as other
+from unit.fresh_postgres import store as store
+from unit.fresh_postgres import url as url
 
 MIGRATIONS = schema.migrations()
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
-    store.migrate()
-    store.open()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def other(url: str) -> Iterator[psycopg.Connection]:
-    """Another client, in a transaction."""
-    with psycopg.connect(url) as connection:
-        yield connection
 
 
 def make(store: PostgresStore, *names: str, **options: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -12,40 +11,18 @@ import pytest
 
 from conformance.factories import claim, claim_one, draft, finish, look, put, running, start
 from conformance.test_waiting import after, end, settle_waits
-from servers import shared_postgres
 from tenure.core.lifecycle import Completed, Lease, State, Suspended
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Landed
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres.admission import ADMIT, TIME_OVER, Admission
 from tenure.stores.postgres.waiting import HELD_SECONDS
+from unit.fresh_postgres import other as other
+from unit.fresh_postgres import store as store
+from unit.fresh_postgres import url as url
 from waiting import until
 
 PARENTS = 50
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
-    store.migrate()
-    store.open()
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def other(url: str) -> Iterator[psycopg.Connection]:
-    """Another client, in a transaction."""
-    with psycopg.connect(url) as connection:
-        yield connection
 
 
 def test_a_wait_that_is_over_between_two_statements_of_a_look_is_not_lost(
