@@ -142,4 +142,6 @@ def test_an_inbox_that_is_closed_first_leaves_nothing_open(line: Line) -> None:
     with inbox.read_by_drain(line.out, line.read, line.failed):
         inbox.close()
         assert inbox.drain() == []
+    with inbox.read_by_drain(line.out, line.read, line.failed) as reader:  # a server that answers as late as that
+        assert not reader.by_drain
     assert len(list(Path("/dev/fd").iterdir())) == before - 3  # its pipe, and the epoll

@@ -65,8 +65,8 @@ class Inbox:
 
         If `read` raises there, `failed` is called, and the line's `read` raises it in the listener's thread.
         """
-        line = _Line(self, self._poll, fileno, read, failed)
-        self._line = line
+        with self._lock:
+            line = self._line = _Line(self, None if self._closed else self._poll, fileno, read, failed)
         try:
             yield line
         finally:
@@ -101,10 +101,13 @@ class _Line:
         self._error: Exception | None = None
         # A duplicate, which only this object closes: one that a driver has closed can't be unregistered any more, and
         # would be readable for good if a forked child had a copy.
-        self._fileno: int | None = None
-        if poll is not None:
-            self._fileno = os.dup(fileno)
-            poll.register(self._fileno, select.EPOLLIN)
+        self._fileno = None if poll is None else os.dup(fileno)
+        if poll is not None and self._fileno is not None:
+            try:
+                poll.register(self._fileno, select.EPOLLIN)
+            except OSError:
+                os.close(self._fileno)
+                raise
 
     @property
     def by_drain(self) -> bool:

@@ -107,10 +107,7 @@ class PostgresListener:
         self.problem = ""
         self._server, self._announcer = server, announcer
         self._listening = False
-        self._token, self._due = (
-            "",
-            0.0,
-        )  #: the token on its way, and when it is lost; without one, when to send the next
+        self._token, self._due = "", 0.0  #: the token that is to arrive, and by when; or when to send the next one
         self._closing = False
         self._pid = os.getpid()
         self._thread = Thread(target=self._run, name="tenure-listen", daemon=True)
