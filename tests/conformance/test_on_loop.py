@@ -61,6 +61,7 @@ def test_what_stands_is_never_stored_twice(store: Store) -> None:
 def test_a_call_that_is_given_up_leaves_the_store_usable(world: World) -> None:
     store = world.store()
     for _ in range(25):  # more than there are connections
+        assert store.counts() is not None  # now one is idle
         call = store.enqueue_on_loop(draft())
         next(call, None)
         call.close()
@@ -145,6 +146,7 @@ def test_a_claim_on_a_loop_that_is_given_up_leaves_the_store_usable(world: World
     store = world.store()
     worker = start(store)
     for _ in range(25):  # more than there are connections
+        assert store.owned(worker) == []  # now one is idle
         call = store.claim_on_loop(worker, {"default": 1}, 1)
         next(call, None)
         call.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,31 @@ def test_without_epoll_the_thread_reads_it(monkeypatch: pytest.MonkeyPatch, line
 
 
 @needs_epoll
+@pytest.mark.parametrize("lacking", ["epoll", "dup"])
+def test_what_can_not_be_opened_just_now_leaves_no_file(
+    lacking: str, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = len(list(Path("/dev/fd").iterdir()))
+    monkeypatch.setattr(select if lacking == "epoll" else os, lacking, too_many)
+    with ExitStack() as left:
+        if lacking == "epoll":
+            with pytest.raises(OSError, match="Too many open files"):
+                Inbox()
+        else:
+            inbox = Inbox()
+            left.callback(inbox.close)
+            reader = left.enter_context(inbox.read_by_drain(line.out, line.read, line.failed))
+            line.send()
+            assert not reader.by_drain
+            reader.read()
+            assert inbox.drain() == [QUEUED]
+    assert len(list(Path("/dev/fd").iterdir())) == before
+
+
+@needs_epoll
 def test_what_fails_in_drain_is_told_to_the_thread_and_nobody_else(inbox: Inbox, line: Line) -> None:
     with inbox.read_by_drain(line.out, line.read, line.failed) as reader:
         os.close(line.into)
@@ -139,9 +165,11 @@ def test_a_forked_child_reads_nothing_of_its_parents_line(inbox: Inbox, line: Li
 def test_an_inbox_that_is_closed_first_leaves_nothing_open(line: Line) -> None:
     inbox = Inbox()
     before = len(list(Path("/dev/fd").iterdir()))
+    fileno = inbox.fileno()
     with inbox.read_by_drain(line.out, line.read, line.failed):
         inbox.close()
         assert inbox.drain() == []
+        assert inbox.fileno() == fileno, "whoever stops twice asks twice"
     with inbox.read_by_drain(line.out, line.read, line.failed) as reader:  # a server that answers as late as that
         assert not reader.by_drain
     assert len(list(Path("/dev/fd").iterdir())) == before - 3  # its pipe, and the epoll

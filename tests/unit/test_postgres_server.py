@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -44,7 +44,7 @@ from tenure.cli.main import main
 from tenure.config import load
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
-from tenure.ports import Filter, Landed, Progress
+from tenure.ports import Filter, Landed, Progress, Readable
 from tenure.stores.postgres import PostgresStore, deadlines, schema
 from tenure.stores.postgres import claims as verbs
 from tenure.stores.postgres import server as module
@@ -1410,3 +1410,23 @@ def test_too_many_open_files_are_a_store_that_is_away(url: str, monkeypatch: pyt
     monkeypatch.setattr(module.Connection, "connect", no)
     with pytest.raises(StoreAway, match="Too many open files"):
         PostgresStore(url).open()
+
+
+@pytest.mark.parametrize("undone", module.ROLLED_BACK, ids=lambda error: error.__name__)
+def test_what_the_server_undid_for_a_loop_is_left_to_a_thread(
+    store: PostgresStore, undone: type[psycopg.Error], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a pooler, where a default of the database makes transactions serializable. The store is not away."""
+
+    def undoing(*_: object, **__: object) -> Generator[Readable]:
+        yield from ()
+        raise undone
+
+    worker = start(store)
+    monkeypatch.setattr(Connection, "on_loop", undoing)
+    for call in (store.claim_on_loop(worker, {"default": 1}, 1), store.enqueue_on_loop(draft())):
+        store.counts()  # now a connection is idle
+        with pytest.raises(StopIteration) as end:
+            next(call)
+        assert end.value.value is None
+    assert claim(store, worker) == []

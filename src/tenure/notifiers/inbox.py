@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Lock
 
 from tenure.ports import Ring
@@ -18,13 +18,18 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._out, self._in = os.pipe()  # not an eventfd: macOS has none
-        os.set_blocking(self._out, False)
-        os.set_blocking(self._in, False)
-        self._poll: select.epoll | None = None
-        if hasattr(select, "epoll"):  # gevent removes it, and macOS has none
-            self._poll = select.epoll()
-            self._poll.register(self._out, select.EPOLLIN)
+        with ExitStack() as made:  # no file may be left, just now
+            self._out, self._in = os.pipe()  # not an eventfd: macOS has none
+            for each in (self._out, self._in):
+                made.callback(os.close, each)
+                os.set_blocking(each, False)
+            self._fileno = self._out
+            self._poll: select.epoll | None = None
+            if hasattr(select, "epoll"):  # gevent removes it, and macOS has none
+                self._poll = made.enter_context(select.epoll())
+                self._fileno = self._poll.fileno()
+                self._poll.register(self._out, select.EPOLLIN)
+            made.pop_all()
         self._lock = Lock()
         self._rings: dict[Ring, None] = {}
         self._awake = False
@@ -32,7 +37,7 @@ class Inbox:
         self._line: _Line | None = None
 
     def fileno(self) -> int:
-        return self._out if self._poll is None else self._poll.fileno()
+        return self._fileno
 
     def put(self, rings: Iterable[Ring]) -> None:
         """Keep these for the next `drain`. An empty iterable only makes `fileno` readable."""
@@ -101,13 +106,14 @@ class _Line:
         self._error: Exception | None = None
         # A duplicate, which only this object closes: one that a driver has closed can't be unregistered any more, and
         # would be readable for good if a forked child had a copy.
-        self._fileno = None if poll is None else os.dup(fileno)
-        if poll is not None and self._fileno is not None:
-            try:
-                poll.register(self._fileno, select.EPOLLIN)
-            except OSError:
-                os.close(self._fileno)
-                raise
+        self._fileno: int | None = None
+        if poll is not None:
+            with suppress(OSError), ExitStack() as made:  # too many open files, or watches: the thread reads
+                copy = os.dup(fileno)
+                made.callback(os.close, copy)
+                poll.register(copy, select.EPOLLIN)
+                made.pop_all()
+                self._fileno = copy
 
     @property
     def by_drain(self) -> bool:

@@ -317,9 +317,10 @@ class JobStore(Protocol):
     def claim_on_loop(
         self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
     ) -> OnLoop[list[Claimed]]:
-        """`claim`, called in the thread of an event loop, which it does not block for long.
+        """`claim`, called in the thread of an event loop, which it does not block.
 
-        None: that is not possible now, and nothing was claimed. Call `claim` in another thread.
+        A store on this machine may do it at once instead: that takes less time than to wait. None: that is not possible
+        now, and nothing was claimed. Call `claim` in another thread.
         """
         ...
 

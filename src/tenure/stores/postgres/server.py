@@ -195,7 +195,7 @@ class Server:
         self._clock = clock
         self._idle: list[Connection] = []
         self._idle_own: list[Connection] = []  # for callers' transactions, with other settings
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a call of a closed loop, which puts its connection back
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._turns = threading.BoundedSemaphore(MOST_TRANSACTIONS)
         self._sql: dict[str, LiteralString] = {}
@@ -301,7 +301,10 @@ class Server:
                 self._put_back(connection, good=not read_only, own=own)
 
     def on_loop(self, asking: Asking[T], *, binary: bool = False) -> Generator[Readable, None, T | None]:
-        """Run these statements for a caller on an event loop. None: no connection is idle, and nothing was asked."""
+        """Run these statements for a caller on an event loop.
+
+        None: no connection is idle, or the server has undone the first one. Nothing was changed; `ask` tries again.
+        """
         if os.getpid() != self.pid or not self._open or not self._room.acquire(blocking=False):
             return None
         try:
@@ -312,12 +315,16 @@ class Server:
                 if self._clock is not None:
                     yield from connection.on_loop(_CLOCK, (self._clock.unix(),), ANSWER_SECONDS)
                 sql, params = next(asking)
-                while True:
+                try:
                     rows = yield from connection.on_loop(self.sql(sql), params, ANSWER_SECONDS, binary=binary)
+                except ROLLED_BACK:
+                    return None
+                while True:
                     try:
                         sql, params = asking.send(rows)
                     except StopIteration as end:
                         return end.value  # type: ignore[no-any-return]
+                    rows = yield from connection.on_loop(self.sql(sql), params, ANSWER_SECONDS, binary=binary)
         finally:
             self._room.release()
 

@@ -132,7 +132,7 @@ class Server:
         self._clock = clock
         self._scripts = Scripts(given_time=clock is not None, rings=rings)
         self._idle: list[Connection] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may end a call of a closed loop, which returns its connection
         self.room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
         self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
