@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import psycopg
-import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from conformance.factories import bring, claim_one, finish, made, put, start
 from docs.test_pages import ROOT, blocks
-from servers import shared_postgres
 from tenure.core.lifecycle import Completed, State, Suspended
 from tenure.operations.metrics import store_families, text
 from tenure.stores.postgres import PostgresStore
 from tenure.web.models.overview import Counts
+from unit.fresh_postgres import store as store
+from unit.fresh_postgres import url as url
 from unit.test_ops import selectors
 
 PAGE = (ROOT / "docs" / "deploying.md").read_text().partition("## Workers by the backlog")[2]
 ON_POSTGRES, ON_PROMETHEUS, ON_REST = blocks(PAGE, "yaml")
-
-
-@pytest.fixture
-def url() -> str:
-    return shared_postgres().create_database()
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[PostgresStore]:
-    store = PostgresStore(url)
-    store.migrate()
-    store.open()
-    yield store
-    store.close()
 
 
 def counted(url: str) -> int:

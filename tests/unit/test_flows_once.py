@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -11,12 +11,12 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from servers import shared_postgres
 from tenure import Flow, Tenure, outputs
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Draft, Enqueued, Ring
 from tenure.stores.postgres import PostgresStore
 from tenure.tasks import client
+from unit.fresh_postgres import url as url
 from waiting import until
 
 
@@ -37,14 +37,6 @@ def combine(pages: list[int]) -> int:
 
 def calls(jobs: Tenure, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., list[Enqueued]]) -> None:
     monkeypatch.setattr(jobs.client().store, "enqueue", answer)
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    databases = shared_postgres()
-    url = databases.create_database()
-    yield url
-    databases.drop_database(url)
 
 
 @pytest.mark.thorough
