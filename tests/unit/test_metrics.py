@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations import metrics
 from tenure.operations.admin import Admin
 from tenure.operations.metrics import METRICS, Page, Reader, Server, health, serve, text
-from tenure.ports import Links, Rescued, Store
+from tenure.ports import Links, Rescued, Store, WorkerView
 from tenure.stores.sqlite import SqliteStore
 from tenure.worker.tally import BOUNDS, Tally, Vitals, timed
 
@@ -185,10 +186,22 @@ def test_the_gauges_are_what_the_store_holds(store: Store, well: Vitals) -> None
     assert value(found, "tenure_store_up") == 1
 
 
-def test_a_worker_whose_lease_has_ended_is_not_counted(store: Store, well: Vitals) -> None:
-    """Where no supervisor is left, nothing declares it dead."""
+class ReadLater(SqliteStore):
+    """Every read of its workers takes until its clock has moved on by 10 ms."""
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        before = self.now()
+        while self.now() < before + timedelta(milliseconds=10):
+            time.sleep(0.001)
+        return super().workers(dead=dead)
+
+
+def test_a_worker_whose_lease_has_ended_is_not_counted(store: Store, well: Vitals, tmp_path: Path) -> None:
+    """Where no supervisor is left, nothing declares it dead. The time is read before the workers are."""
     start(store, boot_id="before")
-    page = Page(Tally(), lambda: well, opened)
+    later = ReadLater(str(tmp_path / "tenure.db"))
+    later.open()
+    page = Page(Tally(), lambda: well, lambda _: later)
 
     found = samples(page.metrics())
 

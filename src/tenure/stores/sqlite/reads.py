@@ -117,9 +117,11 @@ UPDATES = f"""
         iif(state = 'completed', result, NULL), {listed(STATUS, id="jobs.id")}
     FROM json_each(?) AS seen LEFT JOIN jobs ON jobs.id = seen.key WHERE mark <> seen.value LIMIT ?"""
 _ATTEMPTS = f"SELECT {listed(names_of(AttemptView))} FROM attempts WHERE job_id = ? ORDER BY attempt"
-#: When a lease ends, in ms of Unix time. One of a former boot has ended, whatever the boot clock of this one says.
+#: When a lease ends, in ms of Unix time. One of a former boot ended when this one began, at the latest: before any
+#: `now` that a caller took earlier than this read.
 LEASE_ENDS = """
-    iif(boot_id = :boot_id, :now + expires_boot - :boot, min(:now - 1, renewed_at + CAST(lease * 1000 AS INTEGER)))"""
+    iif(boot_id = :boot_id, :now + expires_boot - :boot,
+        min(:now - max(:boot, 1), renewed_at + CAST(lease * 1000 AS INTEGER)))"""
 _WORKERS = f"""
     SELECT {listed(IDENTITY)}, started_at, renewed_at, {LEASE_ENDS}, died_at, note,
         (SELECT count(*) FROM jobs INDEXED BY jobs_processing WHERE state = 'processing' AND worker_id = workers.id),
