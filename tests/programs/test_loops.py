@@ -243,7 +243,9 @@ def test_a_block_whose_task_is_cancelled_hands_its_jobs_back_first(tmp_path: Pat
     assert of(ran.told["job"], RELEASED) == RELEASED
 
 
-@pytest.mark.parametrize("way", ["a task left behind", "a block never left", "a loop that was closed"])
+@pytest.mark.parametrize(
+    "way", ["a task left behind", "a block never left", "a loop that is busy as it ends", "a loop that was closed"]
+)
 def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_path: Path, way: str) -> None:
     ways = {
         "a task left behind": """
@@ -268,7 +270,27 @@ def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_pat
 
             asyncio.run(main())
         """,
+        "a loop that is busy as it ends": """
+            from tenure.worker.executor import Attempt
+
+            def end_slowly(attempt, outcome, end=Attempt._end):
+                end(attempt, outcome)
+                time.sleep(1)
+
+            Attempt._end = end_slowly
+
+            async def main():
+                global handle
+                handle = await hold.aenqueue()
+                await jobs.worker().__aenter__()
+                await until(lambda: begun)
+
+            asyncio.run(main())
+        """,
         "a loop that was closed": """
+            from tenure.worker import caller
+
+            caller.LOOK_SECONDS = 1.0  # the jobs are handed back before the worker is told to end
             loop = asyncio.new_event_loop()
 
             async def main():

@@ -84,6 +84,8 @@ class Attempts:
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
         slots, claimed = self._slots, attempt.claimed
+        if attempt.loses_its_loop:  # this worker ends with it, and must not claim what it is about to hand back
+            slots.stop_claiming()
         del slots.running[claimed.id]
         slots.backlog.durations[claimed.task].append(monotonic() - attempt.started_at)
         if slots.successors:

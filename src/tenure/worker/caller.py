@@ -48,8 +48,8 @@ class CallersLoop:
 
     @property
     def ending(self) -> bool:
-        """Are all of its tasks being cancelled, as `asyncio.run` does before it closes the loop?"""
-        return not self._left.is_set() and (self._sentinel.cancelling() > 0 or self._sentinel.done())
+        """Are all of its tasks being cancelled, as `asyncio.run` does before it closes the loop? Or is it closed?"""
+        return not self._left.is_set() and (self._sentinel.cancelling() > 0 or self._sentinel.done() or self.closed)
 
     @property
     def silent(self) -> float:

@@ -284,7 +284,7 @@ class Attempt(Reporting[Host]):
 
     @property
     def loses_its_loop(self) -> bool:
-        """Is the caller's loop cancelling all of its tasks, as it ends?"""
+        """Is the loop of the caller ending, or closed, before the block has ended?"""
         return self._caller is not None and self._caller.ending
 
     def _cancelled(self) -> Outcome | None:
