@@ -247,6 +247,15 @@ def test_a_block_whose_task_is_cancelled_hands_its_jobs_back_first(tmp_path: Pat
     "way", ["a task left behind", "a block never left", "a loop that is busy as it ends", "a loop that was closed"]
 )
 def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_path: Path, way: str) -> None:
+    never_left = """
+            async def main():
+                global handle
+                handle = await hold.aenqueue()
+                await jobs.worker().__aenter__()
+                await until(lambda: begun)
+
+            asyncio.run(main())
+        """
     ways = {
         "a task left behind": """
             async def serve():
@@ -261,15 +270,7 @@ def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_pat
 
             asyncio.run(main())
         """,
-        "a block never left": """
-            async def main():
-                global handle
-                handle = await hold.aenqueue()
-                await jobs.worker().__aenter__()
-                await until(lambda: begun)
-
-            asyncio.run(main())
-        """,
+        "a block never left": never_left,
         "a loop that is busy as it ends": """
             from tenure.worker.executor import Attempt
 
@@ -278,15 +279,8 @@ def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_pat
                 time.sleep(1)
 
             Attempt._end = end_slowly
-
-            async def main():
-                global handle
-                handle = await hold.aenqueue()
-                await jobs.worker().__aenter__()
-                await until(lambda: begun)
-
-            asyncio.run(main())
-        """,
+        """
+        + never_left,
         "a loop that was closed": """
             from tenure.worker import caller
 
