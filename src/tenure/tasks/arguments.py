@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from importlib import import_module
 from math import isfinite
 from typing import (
@@ -29,6 +29,7 @@ from tenure.core.signatures import signature_of
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption, Locked
 from tenure.ports import Input
+from tenure.tasks import models
 from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
 from tenure.tasks.loss import has_fields, refuse_loss
@@ -45,7 +46,6 @@ _MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOT
 _FIELD = re.compile(r"\$\.(\w+)")
 _SECRET = "$secret"
 STARS = "***"
-_STARRED = "**********"  #: pydantic's placeholder for its own secrets
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -135,11 +135,8 @@ def _to_json(value: object) -> object:
         return cast("Ended[object]", value).plain()
     if flaw := misplaced(value):
         raise TypeError(flaw)
-    if hasattr(kind, "__get_pydantic_core_schema__"):
-        dumped = _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
-        if _STARRED in str(dumped) and _masked(_adapter(kind).dump_python(value, by_alias=True, round_trip=True)):
-            raise TypeError(f"pydantic masks a secret of {kind.__name__}, so it would be lost; use tenure.Secret")
-        return dumped
+    if models.is_model(kind):
+        return models.plain(value)
     if inspect.iscoroutine(value):
         value.close()
         raise TypeError("the value is a coroutine; write the handler with `async def`, or await it")
@@ -147,15 +144,6 @@ def _to_json(value: object) -> object:
         f"a value of type {kind.__name__} can't be written as JSON; use plain values, dataclasses, "
         "msgspec Structs, pydantic models"
     )
-
-
-def _masked(value: object) -> bool:
-    """Has it one of pydantic's own secrets?"""
-    if isinstance(value, dict):
-        return any(map(_masked, (*cast("dict[object, object]", value), *cast("dict[object, object]", value).values())))
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(map(_masked, cast("Iterable[object]", value)))
-    return hasattr(value, "get_secret_value")
 
 
 def _from_json(kind: Any, value: Any) -> object:
@@ -171,14 +159,8 @@ def _from_json(kind: Any, value: Any) -> object:
             raise ValueError(str(error).replace(" - at ", " in ")) from None
     if (get_origin(kind) or kind) is Ended:
         return _ended(value, *(get_args(kind) or (Any,)))
-    if hasattr(kind, "__get_pydantic_core_schema__"):
-        adapter = _adapter(kind)
-        try:
-            return adapter.validate_json(msgspec.json.encode(value))
-        except import_module("pydantic").ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{first['msg']}{place and f' in {place}'}") from None
+    if models.is_model(kind):
+        return models.read(kind, value)
     raise TypeError(f"JSON has no {getattr(kind, '__name__', kind)}; annotate plain values, dataclasses or models")
 
 
@@ -195,16 +177,11 @@ def _ended(value: Any, kind: Any) -> Ended[Any]:
     return Ended(found["state"], value=result, error=found.get("error") or "", id=found.get("id"), decode=decoder(kind))
 
 
-@cache
-def _adapter(kind: Any) -> Any:
-    return import_module("pydantic").TypeAdapter(kind)
-
-
 def _unstorable(kind: Any) -> bool:
     """Is it a class of which no value can ever be decoded from JSON?"""
     if not isinstance(kind, type) or kind.__module__ == "builtins" or issubclass(kind, Secret | Ended):
         return False
-    if hasattr(cast("Any", kind), "__get_pydantic_core_schema__"):
+    if models.is_model(cast("object", kind)):
         return False
     inspected = import_module("msgspec.inspect")
     try:
