@@ -7,7 +7,7 @@ default instead. So a model is read under both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, cast
@@ -74,26 +74,30 @@ def _reader(kind: Any) -> Any:
 def _widened(schema: Any) -> Any:
     """The schema, with its models read under the names that they are written under too; itself if they are."""
     if isinstance(schema, list | tuple):
-        parts = cast("list[Any]", schema)
+        parts = cast("Sequence[Any]", schema)
         found = [_widened(part) for part in parts]
-        changed = any(new is not old for new, old in zip(found, parts, strict=True))
-        return type(parts)(found) if changed else schema
+        if all(new is old for new, old in zip(found, parts, strict=True)):
+            return parts
+        return tuple(found) if isinstance(parts, tuple) else found
     if not isinstance(schema, Mapping):
         return schema
     mine = cast("Mapping[str, Any]", schema)
     inner = {name: part if name in _NO_SCHEMA else _widened(part) for name, part in mine.items()}
-    if mine.get("type") in ("model-fields", "typed-dict", "dataclass-args"):
-        inner["fields"] = _wider_fields(inner["fields"])
-    return inner if any(inner[name] is not part for name, part in mine.items()) else schema
+    match mine.get("type"):
+        case "model-fields" | "typed-dict":
+            inner["fields"] = _wider_fields(inner["fields"])
+        case "dataclass-args":
+            named = {each["name"]: each for each in inner["fields"]}
+            wider = _wider_fields(named)
+            inner["fields"] = inner["fields"] if wider is named else list(wider.values())
+        case _:
+            pass
+    return inner if any(inner[name] is not part for name, part in mine.items()) else mine
 
 
-def _wider_fields(fields: Any) -> Any:
-    named = fields.items() if isinstance(fields, Mapping) else ((each["name"], each) for each in fields)
-    by_name: dict[str, Any] = dict(cast("Iterable[tuple[str, Any]]", named))
-    wider = {name: _wider_field(name, field, _others(name, by_name)) for name, field in by_name.items()}
-    if all(wider[name] is field for name, field in by_name.items()):
-        return fields
-    return wider if isinstance(fields, Mapping) else list(wider.values())
+def _wider_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    wider = {name: _wider_field(name, field, _others(name, fields)) for name, field in fields.items()}
+    return fields if all(wider[name] is field for name, field in fields.items()) else wider
 
 
 def _others(name: str, fields: Mapping[str, Any]) -> Iterator[str]:
