@@ -457,6 +457,26 @@ def test_two_gathers_of_one_key_at_once_are_refused(queue: TestQueue) -> None:
     run(queue, handler, raises=InvalidOption, match="under way already: give each its own key")
 
 
+def test_what_would_wait_for_the_transaction_of_a_handler_is_refused_before_it_waits(tmp_path: Path) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
+    said: list[str] = []
+
+    @jobs.task(retry=1)
+    async def handler(job: Job) -> str:
+        job.progress(0.5)
+        async with jobs.atransaction() as tx:
+            for wait in (lambda: job.aonce("k", lambda: 1), job.aflush):
+                with pytest.raises(StoreError, match=r"inside jobs\.transaction\(\)") as raised:
+                    await wait()
+                said.append(str(raised.value).partition(", ")[2].partition(" writes")[0])
+            await job.afinish("done", tx=tx)
+        return "done"
+
+    with jobs, jobs.worker():
+        assert handler.enqueue().result("60s") == "done"
+    assert said == ["await job.aonce(…)", "await job.aflush()"]
+
+
 def test_nothing_is_gathered_inside_a_transaction(tmp_path: Path) -> None:
     jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
     said: list[str] = []
@@ -663,6 +683,51 @@ def test_a_job_makes_its_flow_once_wherever_it_dies(queue: TestQueue) -> None:
     points = queue.kill_everywhere(parent.enqueue, check)
 
     assert {"flow f", "flow f #2", "end"} <= set(points)
+
+
+@pytest.mark.parametrize("kind", ["with", "async with"])
+def test_a_second_flow_of_one_key_is_refused_if_it_has_other_steps(queue: TestQueue, kind: str) -> None:
+    """It used to get the steps of the first one, and so their results."""
+
+    def handler(job: Job) -> object:
+        for n in (1, 1, 2):
+            with job.flow("report") as flow:
+                flow.add(double.bind(n))
+        return None
+
+    async def ahandler(job: Job) -> object:
+        for n in (1, 1, 2):
+            async with job.flow("report") as flow:
+                flow.add(double.bind(n))
+        return None
+
+    why = r"job\.flow\('report'\): this attempt has made another flow under this key; give each flow a key of its own"
+    run(queue, handler if kind == "with" else ahandler, raises=InvalidOption, match=why)
+    assert len(queue.enqueued(double)) == 1
+
+
+def test_a_flow_that_was_rolled_back_may_be_made_with_other_steps(tmp_path: Path) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
+
+    @jobs.task
+    def step(n: int) -> int:
+        return n
+
+    @jobs.task(retry=1)
+    def parent(job: Job) -> int:
+        with pytest.raises(ZeroDivisionError), jobs.transaction() as tx, job.flow("f", tx=tx) as flow:
+            flow.add(step.bind(1))
+            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), jobs.transaction() as tx:
+            with job.flow("f", tx=tx) as flow:
+                flow.add(step.bind(2))
+            raise ZeroDivisionError
+        with job.flow("f") as flow:
+            last = flow.add(step.bind(3))
+        return job.join(last).value
+
+    with jobs, jobs.worker():
+        assert parent.enqueue().result("60s") == 3
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["beside steps of its own", "all of its steps"])

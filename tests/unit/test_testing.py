@@ -536,6 +536,50 @@ def test_a_checkpoint_and_once_survive_into_the_next_attempt(jobs: Tenure) -> No
     assert (seen, charged) == ([None, 3], [1])
 
 
+def test_once_under_one_key_runs_its_function_for_one_call_at_a_time(jobs: Tenure) -> None:
+    charged: list[str] = []
+
+    async def charge() -> int:
+        charged.append("async")
+        await asyncio.sleep(0)
+        return 7
+
+    @jobs.task
+    async def pay(job: Job) -> list[int]:
+        return await asyncio.gather(job.aonce("charge", charge), job.aonce("charge", charge))
+
+    @jobs.task
+    def pay_in_itself(job: Job) -> int:
+        return job.once("charge", lambda: job.once("charge", lambda: len(charged)))
+
+    for task, call in ((pay, "aonce"), (pay_in_itself, "once")):
+        with jobs.testing() as queue:
+            task.enqueue()  # type: ignore[attr-defined]
+            with pytest.raises(
+                InvalidOption, match=rf"job\.{call}\('charge'\) is under way already: give each its own"
+            ):
+                queue.drain()
+    assert charged == ["async"]
+
+
+def test_a_function_of_once_whose_result_can_not_be_stored_is_not_run_again(jobs: Tenure) -> None:
+    charged: list[int] = []
+
+    def charge() -> object:
+        charged.append(1)
+        return object()
+
+    @jobs.task(retry=3)
+    def pay(job: Job) -> object:
+        return job.once("charge", charge)
+
+    with jobs.testing() as queue:
+        pay.enqueue()
+        with pytest.raises(Fail, match=r"a value of type object .* the function has run, and a retry would run it"):
+            queue.drain(failures="retry")
+    assert charged == [1]
+
+
 def test_assert_enqueued_finds_a_job_by_its_arguments(jobs: Tenure) -> None:
     @jobs.task
     def send(email: str, *, token: Secret[str], copies: int = 1) -> None: ...

@@ -23,6 +23,7 @@ class Capabilities:
     transactions: bool  #: `enqueue` and `finish` can join a transaction (`tx=`)
     durable: bool  #: what it acknowledged survives the death of every process
     steady_clock: bool  #: its leases are counted by a clock that can't be set
+    one_writer: bool = False  #: a write beside an open transaction waits for its end
     sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
     inline: int = sys.maxsize  #: a value of fewer characters is never too large for its row
 

@@ -25,6 +25,7 @@ from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
 from tenure.tasks.handle import AppPort, ClientPort, JobHandle, R_co
+from tenure.tasks.in_use import KeysInUse
 from tenure.tasks.loops import refuse_on_loop, settled
 from tenure.tasks.placeholders import Placeholder, Source, Until, marker, shaped_like_a_marker, with_markers
 from tenure.tasks.task import NewJob, common_tx
@@ -126,11 +127,17 @@ class Flow:
     """
 
     def __init__(
-        self, app: AppPort, name: str, made_once: str | None, tx: object, records: Records | None = None
+        self,
+        app: AppPort,
+        name: str,
+        made_once: str | None,
+        tx: object,
+        by: tuple[Records, KeysInUse] | tuple[None, None] = (None, None),
     ) -> None:
         self.name = name
         self.created = False
-        self._app, self._tx, self._records = app, tx, records
+        self._app, self._tx = app, tx
+        self._records, self._keys_of_attempt = by
         self._once = made_once is not None
         self._id = new_id() if made_once is None else str(uuid5(_FLOWS, made_once))
         self._steps: list[Step[Any]] = []
@@ -248,6 +255,11 @@ class Flow:
         self._was_made(client)
         return True
 
+    def _refuse_another(self, client: ClientPort) -> None:
+        """Two blocks of one attempt under one key: the second would get the steps of the first one."""
+        if self._keys_of_attempt is not None and not self._joins(client):  # what joins may have been rolled back
+            self._keys_of_attempt.made(self.name, self._id, [(each.task, each.payload) for each in self._drafts])
+
     def _joins(self, client: ClientPort) -> bool:
         return self._common_tx() is not None or client.joins()
 
@@ -280,6 +292,7 @@ class Flow:
         if not self._leave(error):
             return
         client = self._app.client()
+        self._refuse_another(client)
         if self._is_all_of_others(client):
             return
         try:
@@ -294,6 +307,7 @@ class Flow:
         if not self._leave(error):
             return
         client = await self._app.aclient()
+        self._refuse_another(client)
         if self._records is not None and await settled(partial(self._is_all_of_others, client)):
             return
         try:

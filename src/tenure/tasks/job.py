@@ -12,10 +12,12 @@ from uuid import UUID
 
 import msgspec
 
-from tenure.errors import InvalidOption
+from tenure.core.retry import Fail
+from tenure.errors import InvalidArguments, InvalidOption
 from tenure.ports import RESERVED, Claimed
 from tenure.tasks.flow import Flow, Step
 from tenure.tasks.hints import JOB, foreign_names
+from tenure.tasks.in_use import KeysInUse
 from tenure.tasks.loops import aside, awaited, refuse_on_loop, settled
 from tenure.tasks.texts import checked_name, checked_text, valid_key
 
@@ -137,14 +139,13 @@ class Job(Generic[C]):
     `Job[int]` types its checkpoint. Example: `def resize(job: Job[int], folder: str) -> None: ...`
     """
 
-    __slots__ = ("_attempt",)
+    __slots__ = ("_attempt", "_keys")
 
     def __init__(self, attempt: JobBackend) -> None:
-        self._attempt = attempt
+        self._attempt, self._keys = attempt, KeysInUse()
 
     def __repr__(self) -> str:
-        claimed = self._attempt.claimed
-        return f"Job({claimed.id}, {claimed.task}, attempt {claimed.attempt})"
+        return f"Job({self.id}, {self.task}, attempt {self.attempt})"
 
     @property
     def id(self) -> UUID:
@@ -220,6 +221,7 @@ class Job(Generic[C]):
 
     async def aflush(self) -> None:
         """Return when the last progress and checkpoint are stored."""
+        _refuse_to_wait(self._attempt, "await job.aflush()")
         await self._attempt.aflush()
 
     def once(self, key: str, fn: Callable[[], T]) -> T:
@@ -230,9 +232,10 @@ class Job(Generic[C]):
         """
         refuse_on_loop("job.once(…)", "await job.aonce(…)")
         task, key = self._attempt.task, valid_key(key, "once key")
-        stored = self._attempt.recall(key)
-        if stored is None:
-            stored = self._attempt.record(key, task.dump_once(key, fn()))
+        with self._keys.alone("once", key):
+            stored = self._attempt.recall(key)
+            if stored is None:
+                stored = self._attempt.record(key, _once_text(task, key, fn()))
         value: T = task.load_once(key, stored, fn)
         return value
 
@@ -246,11 +249,12 @@ class Job(Generic[C]):
         A plain one runs on the event loop, so it must not block.
         """
         task, key = self._attempt.task, valid_key(key, "once key")
-        stored = await aside(partial(self._attempt.recall, key))
-        if stored is None:
-            made = fn()
-            value = await made if isawaitable(made) else made
-            stored = await settled(partial(self._attempt.record, key, task.dump_once(key, value)))
+        _refuse_to_wait(self._attempt, "await job.aonce(…)")
+        with self._keys.alone("aonce", key):
+            stored = await aside(partial(self._attempt.recall, key))
+            if stored is None:
+                value = await made if isawaitable(made := fn()) else made
+                stored = await settled(partial(self._attempt.record, key, _once_text(task, key, value)))
         return task.load_once(key, stored, fn)
 
     # ── waiting ──
@@ -412,7 +416,7 @@ class Job(Generic[C]):
         claimed = self._attempt.claimed
         arguments = sha256(claimed.payload.encode()).hexdigest()  # a replay with others makes another flow
         made_once = f"\n{claimed.id}\n{arguments}\n{valid_key(key, 'flow key')}"
-        return Flow(self._attempt.task.app, checked_name(key, "flow"), made_once, tx, self._attempt)
+        return Flow(self._attempt.task.app, checked_name(key, "flow"), made_once, tx, (self._attempt, self._keys))
 
     # ── the outcome ──
 
@@ -428,6 +432,24 @@ class Job(Generic[C]):
     def resource(self, kind: type[T]) -> T:
         """The value of this type that a `@jobs.resource` opened for this process."""
         return self._attempt.resource(kind)
+
+
+def _refuse_to_wait(attempt: JobBackend, call: str) -> None:
+    """Refuse a write that waits for the transaction of the code that makes it. A call in a thread the store refuses."""
+    from tenure.tasks.client import in_transaction  # imports asyncio, which takes time
+
+    if in_transaction():
+        client = attempt.task.app.client()
+        if client.store.capabilities.one_writer:
+            client.refuse_beside_transaction(f"{call} writes beside it: call it before or after the block")
+
+
+def _once_text(task: Codec, key: str, value: object) -> str:
+    """The JSON of what the function of a `once` returned. It has run, so a value that JSON can't hold is final."""
+    try:
+        return task.dump_once(key, value)
+    except InvalidArguments as error:
+        raise Fail(f"{error}; the function has run, and a retry would run it again", final=True) from error
 
 
 def _fraction(value: object) -> float:

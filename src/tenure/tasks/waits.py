@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from inspect import isawaitable
-from threading import Lock
 from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
@@ -32,6 +31,7 @@ from tenure.tasks.ended import Ended
 from tenure.tasks.expects import Asked, asked_for
 from tenure.tasks.gathered import Gathered, new_jobs
 from tenure.tasks.handle import JobHandle
+from tenure.tasks.in_use import KeysInUse
 from tenure.tasks.loops import settled
 from tenure.tasks.placeholders import Source, marked
 from tenure.tasks.signals import fitting
@@ -84,7 +84,7 @@ class Waits:
 
     def __init__(self, attempt: Waiting) -> None:
         self._attempt = attempt
-        self._active, self._lock = set[str](), Lock()
+        self._keys = KeysInUse()
         self._gathered = Gathered()
         self.suspends = Suspends()
         self._too_late = set[str]()  #: names of waits whose time-out ends the job
@@ -362,17 +362,8 @@ class Waits:
                 f"{what}: the argument {name!r} of this job has the shape of a marker for another job's result; a job "
                 "that waits can't have one: rename its key, or wrap it in another object"
             )
-        place = f"{verb.removeprefix('a')} {key}"
-        with self._lock:  # a handler may have threads of its own
-            under_way = place in self._active
-            self._active.add(place)
-        if under_way:
-            word = "name=" if "expect" in verb else "key"
-            raise InvalidOption(f"{what} is under way already: give each its own {word}")
-        try:
+        with self._keys.alone(verb, key, word="name=" if "expect" in verb else "key"):
             yield
-        finally:
-            self._active.discard(place)
 
     def _suspend(self, outcome: Suspended) -> Suspend:
         return self.suspends.add(outcome)

@@ -60,7 +60,7 @@ _ENTERING = {"__enter__", "__aenter__", "__del__"}  #: if killed while entering,
 _COLLECTED = "weakref_cb"  #: called when an executor of `concurrent.futures` is garbage-collected
 _LEAVING = {"__exit__", "__aexit__"}
 _ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
-_ENCODING = {"Task.dump_once", "encode_result"}  #: called by those above between the act and its record
+_ENCODING = {"_once_text", "encode_result"}  #: called by those above between the act and its record
 #: What has been stored when these functions, which have a `key`, end.
 _WAITS = {
     **dict.fromkeys(("Waits._list", "Waits._alist"), "listed"),

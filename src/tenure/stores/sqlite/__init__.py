@@ -28,7 +28,7 @@ from tenure.stores.sqlite.workers import SqliteWorkers
 class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, SqliteReads, SqliteTexts):
     """`SqliteStore("tenure.db")`: the default store. Creates its tables on first use."""
 
-    capabilities = Capabilities(transactions=True, durable=True, steady_clock=True)
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=True, one_writer=True)
 
     @property
     def url(self) -> str:
