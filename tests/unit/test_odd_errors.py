@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -80,6 +81,41 @@ def test_a_group_that_is_a_thousand_groups_deep_is_read_without_recursion(jobs: 
     assert view is not None
     assert view.error.startswith("ExceptionGroup: a group (1 sub-exception)")
     assert "RecursionError" not in view.error
+
+
+def test_a_job_keeps_what_is_in_a_group_and_what_an_error_came_from(jobs: Tenure) -> None:
+    @jobs.task(retry=1)
+    async def fans_out() -> None:
+        async def call() -> None:
+            raise OSError("connection reset by peer")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call())
+
+    @jobs.task(retry=1)
+    def reads() -> None:
+        try:
+            raise FileNotFoundError("no such file")
+        except FileNotFoundError as error:
+            try:
+                raise KeyError("no default") from error
+            except KeyError as second:
+                raise RuntimeError("could not load the report") from second
+
+    with jobs.worker():
+        ids = [str(fans_out.enqueue().id), str(reads.enqueue().id)]
+        store = jobs.client().store
+        until(lambda: all(view and view.state == "dead" for view in map(store.get, ids)), "the attempts to end")
+    group, report = (view.error for view in map(store.get, ids) if view is not None)
+    assert group.startswith(
+        "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception): OSError: connection reset by peer\n\n"
+    )
+    assert "one of them: OSError: connection reset by peer\n\n  File" in group
+    assert [line for line in report.splitlines() if line and line[0] != " "] == [
+        "RuntimeError: could not load the report",
+        "caused by: KeyError: 'no default'",
+        "caused by: FileNotFoundError: no such file",
+    ]
 
 
 def test_where_no_thread_can_be_started_a_job_is_put_off_and_that_is_told(

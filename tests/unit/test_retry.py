@@ -39,6 +39,18 @@ def test_on_and_never_say_which_errors_are_worth_another_attempt() -> None:
     assert Retry().retries(ValueError())
 
 
+def test_a_group_is_worth_another_attempt_if_all_of_its_errors_are() -> None:
+    lost, denied, wrong = ConnectionError(), PermissionError(), ValueError()
+    retry = Retry(on=OSError, never=PermissionError)
+
+    assert retry.retries(ExceptionGroup("", [lost, ExceptionGroup("", [lost])]))
+    assert not retry.retries(ExceptionGroup("", [lost, ExceptionGroup("", [denied])]))
+    assert not retry.retries(ExceptionGroup("", [lost, wrong]))
+    assert Retry().retries(ExceptionGroup("", [lost, wrong]))
+    assert not Retry(never=OSError).retries(ExceptionGroup("", [wrong, lost]))
+    assert Retry(on=ExceptionGroup).retries(ExceptionGroup("", [wrong]))
+
+
 def test_a_delay_of_its_own_may_leave_it_to_the_usual_backoff() -> None:
     retry = Retry(delay=lambda error, failures: f"{failures}m" if isinstance(error, OSError) else None)
 

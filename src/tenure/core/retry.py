@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Never, Protocol
+from typing import TYPE_CHECKING, Never, Protocol, cast
 
 from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption, Portable
@@ -33,13 +33,32 @@ def full_jitter(failures: int, base: float, cap: float, draw: float) -> float:
     return min(max(draw * ceiling, 0.0), cap)
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """The error itself, or all errors of a group and of the groups in it."""
+    found, left = list[BaseException](), [error]
+    while left:  # a recursion into a group of a thousand groups would fail whatever is garbage collected meanwhile
+        each = left.pop()
+        members = members_of(each)
+        left += reversed(members)
+        found += () if members else (each,)
+    return found
+
+
+def members_of(error: BaseException) -> tuple[BaseException, ...]:
+    """The errors in a group; none in any other error."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ()
+    return cast("BaseExceptionGroup[BaseException]", error).exceptions
+
+
 @dataclass(frozen=True, init=False)
 class Retry:
     """When a failed attempt is retried.
 
     `max_failures` counts failures, not retries: `Retry(3)` runs at most three times, `Retry(1)` once. The wait after
     the n-th failure is random between 0 and `base * 2**n`, at most `cap`: up to 2 s after the first one by default.
-    Only errors in `on` and not in `never` are retried; others are final. `delay(error, failures)` may return a wait, or
+    Only errors in `on` and not in `never` are retried; others are final. An exception group counts as its errors: all
+    must be in `on`, and none in `never`. `delay(error, failures)` may return a wait, or
     None for the usual one.
 
     Example: `Retry(8, base="5s", cap="10m", on=OSError, never=PermissionError)`
@@ -111,8 +130,11 @@ class Retry:
         return cls(value)
 
     def retries(self, error: Exception) -> bool:
-        """Is this error worth another attempt?"""
-        return isinstance(error, self.on) and not isinstance(error, self.never)
+        """Is this error worth another attempt? A group is worth one if all of its errors are."""
+        inner = leaves(error)
+        if any(isinstance(each, self.never) for each in (error, *inner)):
+            return False
+        return isinstance(error, self.on) or all(isinstance(each, self.on) for each in inner)
 
     def wait(self, error: Exception, failures: int) -> float | None:
         """Seconds to wait after the n-th failure by the policy's own `delay`; None uses the usual backoff."""

@@ -19,7 +19,6 @@ import contextvars
 import inspect
 import sys
 import threading
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -47,6 +46,7 @@ from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
 from tenure.worker import forked
 from tenure.worker.caller import CallersLoop
+from tenure.worker.described import describe
 from tenure.worker.inputs import load
 from tenure.worker.leased import Owner
 from tenure.worker.lost import Lost, aexcused, excused
@@ -564,16 +564,3 @@ async def open_resources(
                 value = stack.enter_context(contextmanager(opener)())
             found[type(value)] = value
         yield found
-
-
-# ── Text for people ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def describe(error: BaseException) -> str:
-    """The error on the first line, then its traceback without the frames of this file."""
-    try:
-        headline = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:  # its own __str__ raises
-        headline = type(error).__name__
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    return clean("\n\n".join(filter(None, [headline, "".join(traceback.format_list(frames)).rstrip()])), MAX_ERROR)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Iterator
-from typing import cast
 
+from tenure.core import retry
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import JobStopped, LeaseLost, Locked, TenureError
 from tenure.tasks.waits import Suspend, together
@@ -13,12 +13,7 @@ from tenure.tasks.waits import Suspend, together
 
 def leaves(error: BaseException) -> list[BaseException]:
     """The error itself, or all errors of a group and of the groups in it. A Suspend beside an error is left out."""
-    found, left = list[BaseException](), [error]
-    while left:  # a recursion into a group of a thousand groups would fail whatever is garbage collected meanwhile
-        each = left.pop()
-        members = _members(each)
-        left += reversed(members)
-        found += () if members else (each,)
+    found = retry.leaves(error)
     return [each for each in found if not isinstance(each, Suspend)] or found
 
 
@@ -76,10 +71,4 @@ def _history(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        waiting += (each.__cause__, each.__context__, *_members(each))
-
-
-def _members(error: BaseException) -> tuple[BaseException, ...]:
-    if not isinstance(error, BaseExceptionGroup):
-        return ()
-    return cast("BaseExceptionGroup[BaseException]", error).exceptions
+        waiting += (each.__cause__, each.__context__, *retry.members_of(each))
