@@ -322,6 +322,19 @@ def test_a_field_is_never_read_under_the_name_of_another() -> None:
     assert round_trip(ship, model(), None) == ((model(), None), {})
 
 
+@pytest.mark.parametrize("text", [b"<html>", b'7,"depth":9', b'{"a":1', b"nope"])
+def test_a_raw_value_that_is_no_json_is_refused(text: bytes) -> None:
+    """As a result it would become more than one argument of the job that takes it."""
+
+    def send(body: msgspec.Raw) -> None: ...
+
+    if b"," not in text:  # among the arguments that is another argument, which is refused as that
+        assert refusal(send, msgspec.Raw(text)).startswith("send.body: a msgspec.Raw in it is no JSON: ")
+    with pytest.raises(InvalidArguments, match=r"the result: a msgspec\.Raw in it is no JSON"):
+        dump(msgspec.Raw(text), "the result", LIMIT)
+    assert dump([msgspec.Raw(b' {"a": 1}')], "the result", LIMIT) == b'[ {"a": 1}]'
+
+
 def test_a_private_field_of_attrs_is_refused_unless_it_has_its_default() -> None:
     attrs = pytest.importorskip("attrs")
     kind = attrs.make_class("At", {"x": attrs.field(type=int), "_tries": attrs.field(type=int, default=3)})

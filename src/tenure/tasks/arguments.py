@@ -191,6 +191,7 @@ def _unstorable(kind: Any) -> bool:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
+_decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def unreadable(what: str, text: str) -> Locked:
@@ -225,6 +226,9 @@ def dump(value: object, what: str, limit: int) -> bytes:
     """The value as JSON that decodes to the same value. Raises InvalidArguments for a value that would not."""
     try:
         encoded = _encode(value)
+        _decode_raw(encoded)
+    except msgspec.DecodeError as error:  # msgspec.Raw is written as it is
+        raise InvalidArguments(f"{what}: a msgspec.Raw in it is no JSON: {plain(str(error))}") from error
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidArguments(f"{what}: {_why_unencodable(error)}") from error
     if len(encoded) > limit:
