@@ -476,7 +476,9 @@ def test_the_history_of_all_goes_on_where_it_ended(run: Run, store: Store, timet
     assert (len(rows(first)), len(rows(rest)), none) == (4, 3, "")
     assert not {row[1] for row in rows(first)[1:]} & {row[1] for row in rows(rest)[1:]}
     assert "cursor: expected one" in run("history", "--cursor", "x")[2]
-    assert run("history", "--since", "12h", "--until", "2h")[2].startswith("no schedule has had a tick since")
+    assert re.match(r"no schedule has had a tick since \S+ until \S+$", run("history", "--until", "2h")[2])
+    code, _, said = run("history", "--since", "1h", "--until", "2h")
+    assert (code, said) == (2, "--until: expected a time after --since, got '1h' and '2h'\n")
     helped = " ".join(run("history", "--help")[1].replace("│", " ").split())
     assert "decided until then: 4h, or a time as above" in helped
 
@@ -832,4 +834,10 @@ def test_declare_says_what_has_changed(run: Run, timetable: Timetable, monkeypat
         "changed": ["nightly"],
         "retired": [],
         "older": "",
+        "kept": [],
     }
+
+    timetable.declare("mail", "1", [timetable.get("nightly").schedule])
+    timetable.declare("mail", "2", [timetable.get("nightly").schedule])
+    kept = "not changed, as a newer release of another app has them: nightly; --force takes them\n"
+    assert run("declare")[:2] == (1, kept)

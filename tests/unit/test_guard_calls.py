@@ -180,6 +180,16 @@ def test_a_command_that_names_its_day_and_one_that_was_changed_are_no_other_comm
     assert job.payload == '{"command":"./better-backup"}'
 
 
+def test_a_changed_command_of_a_paused_guard_is_skipped_as_any(crontabs: Crontabs) -> None:
+    crontabs.until(hour=6)
+    crontabs.call("./backup")
+    crontabs.table.pause("report", "until Monday")
+    crontabs.until(hour=6)
+
+    with pytest.raises(GuardSkipped, match="paused: until Monday"):
+        crontabs.call("./better-backup")
+
+
 # ── clocks ──
 
 

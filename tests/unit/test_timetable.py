@@ -586,7 +586,7 @@ def test_of_two_apps_the_one_whose_release_is_newer_keeps_a_schedule_and_the_oth
     declare(clock, "shop", "1", hourly("a"))
     declare(clock, "mail", "1", hourly("a", rule="every 2h"))
 
-    assert declare(clock, "shop", "1", hourly("a")) == Declared()
+    assert declare(clock, "shop", "1", hourly("a")) == Declared(kept=("a",))
 
     assert (clock.stands("a").source, clock.stands("a").rule) == ("mail", "every 2h")
     assert "schedule a stays that of app mail, whose release 1 is newer than release 1 of app shop" in caplog.text
@@ -630,6 +630,20 @@ def test_pause_and_resume_leave_one_row_of_what_was_skipped(clock: Clockwork) ->
     assert clock.told() == [("skipped", 1, 3, 3)]
     assert Ring("due", "") in clock.bell.rung
     assert clock.fire() == pytest.approx(HOUR / 2)
+
+
+def test_a_rule_that_changes_during_a_pause_leaves_one_row_of_what_was_skipped_by_each(clock: Clockwork) -> None:
+    """It used to say that these ticks were missed."""
+    clock.table.put(hourly())
+    clock.table.pause("s")
+    clock.advance(3.5)
+
+    clock.table.put(hourly(rule="every 2h"))
+    clock.advance(3)
+    clock.table.resume("s")
+
+    assert clock.told() == [("skipped", 1, 3, 3), ("skipped", 4, 6, 2)]
+    assert {tick.why for tick in clock.store.ticks("s")} == {"paused"}
 
 
 def test_a_trigger_runs_now_and_names_its_job(clock: Clockwork) -> None:

@@ -213,13 +213,16 @@ def _history_of_all(since: str, until: str, limit: int, cursor: str | None, shar
     with _admin(shared) as admin:
         now = admin.now()
         first, last = moment(since, "--since", now), moment(until, "--until", now)
+        if last < first:
+            raise InvalidOption(f"--until: expected a time after --since, got {since!r} and {until!r}")
         found = admin.schedules.happened(first, last, limit=limit, cursor=cursor)
     if shared.json:
         show_json([{"schedule": view.tick.schedule, **screen.history_json(view)} for view in found.ticks])
     elif found.ticks:
         screen.show_history_of_all(found.ticks)
     else:
-        print_error(f"no schedule has had a tick since {first.isoformat(timespec='seconds')}")
+        end = "" if until == "0s" else f" until {last.isoformat(timespec='seconds')}"
+        print_error(f"no schedule has had a tick since {first.isoformat(timespec='seconds')}{end}")
     if found.cursor is not None:
         print_error(f"there may be more: --cursor '{found.cursor}'")
     return 0

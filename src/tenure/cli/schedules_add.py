@@ -202,4 +202,4 @@ def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = 
     else:
         for line in declared_words(done):
             print_line(line)
-    return 1 if done.older else 0
+    return 1 if done.older or done.kept else 0

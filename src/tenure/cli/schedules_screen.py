@@ -281,4 +281,9 @@ def declared_words(done: Declared) -> list[str]:
     if done.older:
         return [f"nothing changed: a newer release is in place, {done.older}; to go back to this one, use --force"]
     kinds = (("made", done.made), ("changed", done.changed), ("retired", done.retired))
-    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names] or ["all schedules are as declared"]
+    words = [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+    if done.kept:
+        words.append(
+            f"not changed, as a newer release of another app has them: {', '.join(done.kept)}; --force takes them"
+        )
+    return words or ["all schedules are as declared"]

@@ -62,7 +62,8 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
     if why := other_rule(standing.schedule, schedule, now):
         raise InvalidOption(why)
     plan = Plan(standing, now).close(store.attempts).declare(schedule)
-    if plan.schedule.paused_at is not None and not force:
+    paused = plan.schedule.paused_at is not None and not force
+    if paused:
         why = plan.schedule.paused_why
         skip_call(plan, now, f"paused: {why}")
         began: Began | Held = Held(f"paused: {why}; tenure schedules resume {schedule.name}, or --force", locked=False)
@@ -76,7 +77,7 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
         change = plan.change()
         if change is not None:
             store.change([change])
-        if other_command(standing.schedule, schedule):
+        if not paused and other_command(standing.schedule, schedule):
             raise InvalidOption(
                 f"{schedule.name}: {began.says}. That was another command: {standing.schedule.command}; "
                 "give each command a guard with a name of its own"

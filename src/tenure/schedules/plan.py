@@ -438,6 +438,8 @@ class Plan(PlannedChange):
         if (retired_at := self.schedule.retired_at) is not None:
             self.set(retired_at=None)
             self.skip_passed("no app declared it", retired_at)
+        if moved and self.schedule.paused_at is not None:
+            self.skip_passed("paused", self.schedule.paused_at)
         # A row has one next tick: once that is one of another rule, no tick of the old one can wait for its jitter.
         next_tick = self.fire(spread=spread).schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:

@@ -67,12 +67,17 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """The result of a declaration, by name. `older`: a newer release is in force, so nothing was changed."""
+    """The result of a declaration, by name.
+
+    `older`: a newer release is in force, so nothing was changed. `kept`: those that a newer release of another app has
+    declared, which stay as they are.
+    """
 
     made: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     older: str = ""
+    kept: tuple[str, ...] = ()
 
 
 def record(standing: Standing) -> Record:
@@ -177,6 +182,7 @@ class Timetable:
             made=tuple(s.name for s in put if s.name not in known),
             changed=tuple(s.name for s in put if s.name in known and not same_definition(known[s.name].schedule, s)),
             retired=tuple(s.name for s in left if s.name in steps),
+            kept=tuple(plan.schedule.name for plan in plans if plan.schedule.source not in ("", source)),
         )
 
     def put(self, schedule: Schedule) -> Standing:

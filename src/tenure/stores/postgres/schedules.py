@@ -184,12 +184,11 @@ class PostgresSchedules(PostgresBase):
         landed: set[int] = set()
         left = dict(enumerate(changes))
         while left:
-            firsts = {each.schedule.name: n for n, each in reversed(left.items())}
-            landed |= self._change(connection, {n: left.pop(n) for n in sorted(firsts.values())})
+            landed |= self._change(connection, {n: left.pop(n) for n in _apart(left)})
         return [n in landed for n in range(len(changes))]
 
     def _change(self, connection: Connection, changes: Mapping[int, Change]) -> set[int]:
-        """The changes that landed; each is of a different schedule."""
+        """The changes that landed; no two have a name in common."""
         cancels = [job_id for each in changes.values() for job_id in each.cancel if is_id(job_id)]
         held = {row[0] for row in connection.execute(self._sql(_HELD), {"ids": cancels})} if cancels else set[str]()
         rows = [_row(each) for each in changes.values() if held.isdisjoint(each.cancel)]
@@ -250,6 +249,17 @@ class PostgresSchedules(PostgresBase):
 
     def notes(self, prefix: str) -> dict[str, str]:
         return dict(self._server.fetch(_NOTES, prefix, prefix + _LAST))
+
+
+def _apart(changes: Mapping[int, Change]) -> list[int]:
+    """The first of these changes for each schedule: one statement makes its changes in no order."""
+    seen, found = set[str](), list[int]()
+    for n, each in changes.items():
+        names = {each.schedule.name, each.replaces}
+        if names.isdisjoint(seen):
+            found.append(n)
+        seen |= names
+    return found
 
 
 def _row(change: Change) -> dict[str, Any]:
