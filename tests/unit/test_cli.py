@@ -255,6 +255,18 @@ def test_a_reader_that_has_left_hears_no_complaint(store: Store) -> None:
     assert (listing.returncode, err) == (141, "")
 
 
+@pytest.mark.parametrize("command", [("--help",), ("--version",), ("jobs",), ("top", "--once")], ids=" ".join)
+def test_so_it_is_where_a_library_prints(store: Store, command: tuple[str, ...]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+
+    with process(*command, stdout=theirs) as printing:
+        os.close(theirs)
+        _, err = printing.communicate()
+
+    assert (printing.returncode, err) == (141, "")
+
+
 def test_ctrl_c_ends_without_a_traceback(folder: Path) -> None:
     terminal = Terminal()
     with process("enqueue", "add", "a=1", "--wait", stderr=terminal.theirs) as waiting:
@@ -1007,6 +1019,20 @@ def test_check_says_what_is_wrong_with_the_file(run: Run, folder: Path) -> None:
 
     assert code == 1
     assert "WRONG\tstore" in out
+
+
+@pytest.mark.parametrize("options", [("--metrics", "--alert"), ("--config", "--metrics"), ("--config", "--alert")])
+def test_check_does_one_thing_at_a_time(run: Run, options: tuple[str, ...]) -> None:
+    code, out, err = run("check", *options)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{' and '.join(options)}: expected one of them at a time")
+
+
+@pytest.mark.parametrize("command", ["tasks", "check", "dashboard", "worker"])
+def test_two_apps_in_one_command_are_refused(run: Run, command: str) -> None:
+    said = "expected one app, got shop and --app other\n"
+    assert run(command, "shop", "--app", "other") == (2, "", said)
 
 
 def test_check_config_shows_each_value_and_where_it_came_from(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tenure.cli.output import progress_bar, show_json, table
-from tenure.cli.shared import Shared, app_of, confirm, print_result, store_of
+from tenure.cli.shared import Shared, app_named, app_of, confirm, print_result, store_of
 from tenure.config import Settings
 from tenure.errors import InvalidOption, StoreAway, TenureError
 
@@ -53,7 +53,10 @@ def check(
         Notify the sinks in TENURE_ALERTS of new and resolved problems, each once. From a crontab on another machine
         this also detects that no supervisor is running at all.
     """
-    app = app or shared.app
+    wanted = [option for option, on in (("--config", config), ("--metrics", metrics), ("--alert", alert)) if on]
+    if wanted[1:]:
+        raise InvalidOption(f"{' and '.join(wanted)}: expected one of them at a time; call the command for each")
+    app = app_named(shared, app)
     jobs = None if app is None else app_of(shared, app)
     settings = shared.settings() if jobs is None else jobs.settings
     if config:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from tenure.cli.logs import follow
 from tenure.cli.output import print_error
-from tenure.cli.shared import Shared, app_of, store_of
+from tenure.cli.shared import Shared, app_named, app_of, store_of
 from tenure.config import host_and_port, redact
 from tenure.errors import InvalidOption, StoreAway
 
@@ -54,7 +54,7 @@ def dashboard(
     """
     from tenure.app.backends import extra
 
-    spec = app or shared.app or shared.settings(listen=listen).app
+    spec = app_named(shared, app) or shared.settings(listen=listen).app
     loaded = app_of(shared, spec, listen=listen) if spec else None
     settings = loaded.settings if loaded else shared.settings(listen=listen)
     place = settings.listen or DEFAULT

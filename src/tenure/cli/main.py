@@ -160,6 +160,10 @@ def main(argv: Sequence[str]) -> int:
         # The reader of the pipe is gone: flushing the rest at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich has done the same
+            return BROKEN_PIPE
+        raise
     except OSError as error:  # from writing the output: errors of a command's own files are TenureErrors
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG):
             raise

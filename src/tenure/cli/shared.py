@@ -55,9 +55,16 @@ class Shared:
         return None if self.app is None else _import(self, self.app).codec
 
 
+def app_named(shared: Shared, app: str | None) -> str | None:
+    """The app that a command line names: as its argument, or with --app."""
+    if app is not None and shared.app not in (None, app):
+        raise InvalidOption(f"expected one app, got {app} and --app {shared.app}")
+    return app or shared.app
+
+
 def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
     """The app with its tasks, under these flags: `spec`, else --app. Import errors name their place in the code."""
-    spec = spec or shared.app
+    spec = app_named(shared, spec)
     app = _import(shared, spec, **flags)
     if not len(app.tasks):
         raise InvalidOption(

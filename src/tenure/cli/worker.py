@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from cyclopts import Parameter
 
 from tenure.cli.output import print_error
-from tenure.cli.shared import Shared, app_of
+from tenure.cli.shared import Shared, app_named, app_of
 
 if TYPE_CHECKING:
     from tenure.app.app import Tenure
@@ -70,7 +70,7 @@ def worker(
         "metrics_listen": listen,
     }
     flags = {name: value for name, value in given.items() if value is not None}
-    spec = app or shared.app or shared.settings(**flags).app
+    spec = app_named(shared, app) or shared.settings(**flags).app
     # Imported here only to validate: the supervisor starts as a fresh, small process without the user's code.
     warn_of_queues(app_of(shared, spec, **flags))
     order = {"app": spec, "url": shared.url, **flags, "until_empty": until_empty, "reload": reload}
