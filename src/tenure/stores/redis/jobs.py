@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -211,28 +211,29 @@ class RedisJobs(RedisBase):
     def claim_on_loop(
         self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
     ) -> OnLoop[list[Claimed]]:
-        yield from ()
-        # On this machine the switches to a thread and back take longer than to wait here.
-        return self.claim(worker_id, wants, limit, solo=solo) if self._server.local else None
+        if not wants or len(wants) >= MANY_QUEUES:
+            return None
+        claiming = _claiming(worker_id, wants, limit, solo=solo)
+        results = yield from on_loop.call(self._server, "claim", next(claiming), large=True)
+        return None if results is None else self._claim_rest(claiming, results)
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         if len(wants) >= MANY_QUEUES:
             wants = {queue: wants[queue] for queue in self._with_jobs(list(wants), solo=solo)}
             if not wants:
                 return []
-        left, claimed, room = dict(wants), list[Claimed](), BATCH_BYTES
+        claiming = _claiming(worker_id, wants, limit, solo=solo)
+        return self._claim_rest(claiming, self._server.call("claim", *next(claiming)))
+
+    def _claim_rest(self, claiming: _Claiming, results: list[Any]) -> list[Claimed]:
+        """Go on after the first script: more of them claim very many jobs, or large ones."""
         while True:
-            asked, most = min(limit - len(claimed), MOST_CLAIMED), min(room, MOST_BYTES)
-            asks = [each for want in left.items() for each in want]
-            results = self._server.call("claim", worker_id, asked, int(solo), most, *asks)
-            some = [_claimed(*results[place : place + 6]) for place in range(0, len(results), 6)]
-            claimed += some
-            size = 0 if len(some) == asked < MOST_CLAIMED else _bytes_of(results)
-            room -= size
-            if solo or room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
+            try:
+                values = claiming.send(results)
+            except StopIteration as end:
+                claimed: list[Claimed] = end.value
                 return claimed
-            for each in some:
-                left[each.queue] -= 1
+            results = self._server.call("claim", *values)
 
     def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         held: list[Owned] = []
@@ -342,6 +343,26 @@ class RedisJobs(RedisBase):
 
 
 # ── What scripts are given, and what they answer ────────────────────────────────────────────────────────────────
+
+
+_Claiming = Generator[list[Any], list[Any], list[Claimed]]
+
+
+def _claiming(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool) -> _Claiming:
+    """The values for one script after another, each for the results of the one before; at last, what they claimed."""
+    left, claimed, room = dict(wants), list[Claimed](), BATCH_BYTES
+    while True:
+        asked, most = min(limit - len(claimed), MOST_CLAIMED), min(room, MOST_BYTES)
+        asks = [each for want in left.items() for each in want]
+        results = yield [worker_id, asked, int(solo), most, *asks]
+        some = [_claimed(*results[place : place + 6]) for place in range(0, len(results), 6)]
+        claimed += some
+        size = 0 if len(some) == asked < MOST_CLAIMED else _bytes_of(results)
+        room -= size
+        if solo or room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
+            return claimed
+        for each in some:
+            left[each.queue] -= 1
 
 
 def _claimed(

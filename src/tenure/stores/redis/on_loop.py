@@ -13,8 +13,8 @@ from tenure.ports import Readable
 from tenure.stores.redis.server import ANSWER_SECONDS, Connection, Server, mapping_errors
 
 
-def call(server: Server, name: str, values: Sequence[Any]) -> Generator[Readable, None, Any]:
-    """Run one script. None: not now, and nothing was executed."""
+def call(server: Server, name: str, values: Sequence[Any], *, large: bool = False) -> Generator[Readable, None, Any]:
+    """Run one script. None: not now, and nothing was executed. `large`: wait in place for the rest of its answer."""
     if os.getpid() != server.pid or server.sentinels_due() or not server.room.acquire(blocking=False):
         return None
     try:
@@ -22,12 +22,12 @@ def call(server: Server, name: str, values: Sequence[Any]) -> Generator[Readable
         if connection is None:
             return None
         with mapping_errors(server), server.returned(connection, epoch):
-            return (yield from _ask(connection, *server.evalsha(name, values)))
+            return (yield from _ask(connection, server.evalsha(name, values), large=large))
     finally:
         server.room.release()
 
 
-def _ask(connection: Connection, *command: Any) -> Generator[Readable, None, Any]:
+def _ask(connection: Connection, command: Sequence[Any], *, large: bool) -> Generator[Readable, None, Any]:
     line = connection._get_socket()  # redis-py has no other way to wait for it together with other things
     assert line is not None, "an idle connection has a socket"
     packed = connection.pack_command(*command)
@@ -35,6 +35,8 @@ def _ask(connection: Connection, *command: Any) -> Generator[Readable, None, Any
     try:
         connection.send_packed_command(packed)
         yield Readable(line.fileno(), ANSWER_SECONDS)
+        if large:
+            line.settimeout(ANSWER_SECONDS)
         return connection.read_response()
     except (exceptions.MovedError, exceptions.NoScriptError):  # the next call, which waits, deals with that
         return None

@@ -141,13 +141,6 @@ class Server:
         self._open = False
         self.pid = os.getpid()
 
-    @property
-    def local(self) -> bool:
-        """Is it on this machine? Its answer then takes less time than handing the wait to another thread."""
-        return not self._place.service and all(
-            host in ("localhost", "::1") or host.startswith(("127.", "/")) for host, _ in self._place.hosts
-        )
-
     # ── life ──
 
     def open(self, schema: int) -> None:
