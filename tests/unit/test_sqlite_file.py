@@ -580,6 +580,16 @@ def test_a_transaction_that_sqlite_has_rolled_back_takes_nothing_more(tmp_path: 
     store.close()
 
 
+def test_a_transaction_that_its_own_code_has_committed_takes_nothing_more(tmp_path: Path) -> None:
+    store = opened(tmp_path / "t.db")
+    with pytest.raises(StoreError, match="by a COMMIT or ROLLBACK of yours"), store.transaction() as tx:
+        store.enqueue([draft(1)], tx=tx)
+        tx.execute("COMMIT")
+        store.enqueue([draft(2)], tx=tx)
+    assert [store.get(draft(n).id) is None for n in (1, 2)] == [False, True]
+    store.close()
+
+
 @pytest.mark.parametrize("use", ["read", "write"])
 def test_closing_waits_for_whoever_is_in_the_middle_of_something(
     tmp_path: Path, use: str, monkeypatch: pytest.MonkeyPatch

@@ -142,7 +142,10 @@ class Transaction:
         if self.over or self._connection is None:
             raise self._too_long() if self._overdue else StoreError("this transaction has ended")
         if not self._connection.in_transaction:  # later statements would be committed one by one
-            raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
+            raise StoreError(
+                "this transaction has ended inside its block: by a COMMIT or ROLLBACK of yours, which the block does "
+                "at its end, or because an error made SQLite roll it back"
+            )
         try:
             return call(self._connection)
         except (apsw.Error, UnicodeEncodeError) as error:
