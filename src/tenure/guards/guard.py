@@ -225,7 +225,7 @@ def _here(task: object) -> object:
 
 
 def _described(error: BaseException | None) -> str:
-    from tenure.worker.executor import describe
+    from tenure.worker.described import describe
 
     return "" if error is None else describe(error)
 

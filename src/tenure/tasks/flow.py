@@ -132,12 +132,12 @@ class Flow:
         name: str,
         made_once: str | None,
         tx: object,
-        by: tuple[Records, KeysInUse] | tuple[None, None] = (None, None),
+        records: Records | None = None,
+        keys: KeysInUse | None = None,
     ) -> None:
         self.name = name
         self.created = False
-        self._app, self._tx = app, tx
-        self._records, self._keys_of_attempt = by
+        self._app, self._tx, self._records, self._keys_of_attempt = app, tx, records, keys
         self._once = made_once is not None
         self._id = new_id() if made_once is None else str(uuid5(_FLOWS, made_once))
         self._steps: list[Step[Any]] = []

@@ -416,7 +416,7 @@ class Job(Generic[C]):
         claimed = self._attempt.claimed
         arguments = sha256(claimed.payload.encode()).hexdigest()  # a replay with others makes another flow
         made_once = f"\n{claimed.id}\n{arguments}\n{valid_key(key, 'flow key')}"
-        return Flow(self._attempt.task.app, checked_name(key, "flow"), made_once, tx, (self._attempt, self._keys))
+        return Flow(self._attempt.task.app, checked_name(key, "flow"), made_once, tx, self._attempt, self._keys)
 
     # ── the outcome ──
 
