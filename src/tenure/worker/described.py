@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
+from tenure.core.retry import members_of
 from tenure.core.text import MAX_ERROR, clean
 from tenure.worker.signals import leaves
 
@@ -17,7 +18,7 @@ def describe(error: BaseException) -> str:
 
     A group is told with its errors, each of which follows with its traceback.
     """
-    inner = leaves(error) if isinstance(error, BaseExceptionGroup) else []
+    inner = leaves(error) if members_of(error) else []
     first = ": ".join(filter(None, [_headline(error), "; ".join(map(_headline, inner[:MOST_TOLD]))]))
     told = [first, _frames(error), *_causes(error)]
     for each in inner[:MOST_TOLD]:
