@@ -129,8 +129,16 @@ def ran(store: Store, timetable: Timetable, outcome: Outcome, name: str = "repor
         (["preview", "--every", "5m", "--tz", "Europe/Paris"], 2, "an interval has no time zone"),
         (["preview", "--cron", "61 * * * *"], 2, "bad minute '61'"),
         (["preview", "--cron", "@daily", "--tz", "Europe/Pariss"], 2, "did you mean Europe/Paris"),
-        (["preview", "--cron", "@daily", "--after", "0001-01-01"], 2, "--after: expected a time like"),
-        (["preview", "--cron", "@daily", "--after", "9999-12-31T23:59:59-23:00"], 2, "--after: expected a time like"),
+        (
+            ["preview", "--cron", "@daily", "--after", "0001-01-01"],
+            2,
+            "--after: expected a year from 1971 to 8999, got",
+        ),
+        (
+            ["preview", "--cron", "@daily", "--after", "9999-12-31T23:59:59-23:00"],
+            2,
+            "--after: expected a year from 1971 to 8999, got",
+        ),
         (["preview", "--every", "5"], 2, 'write "5s"'),
         (["overdue", "--grace", "5"], 2, 'write "5s"'),
         (["trigger", "report", "--timeout", "5s"], 2, "--wait"),

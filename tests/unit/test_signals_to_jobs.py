@@ -489,5 +489,14 @@ def test_assert_waiting_says_what_the_job_waits_for() -> None:
             queue.assert_waiting(handle, signal="paid")
         with pytest.raises(AssertionError, match="does not wait for job"):
             queue.assert_waiting(handle, after=handle)
+        with pytest.raises(
+            AssertionError, match="does not wait for a place of 'shop:7'; it waits for the signal 'appr"
+        ):
+            queue.assert_waiting(handle, signal="approved", limit="shop:7")
+        with pytest.raises(InvalidOption, match="assert_waiting: expected the handle of a job, got 5"):
+            queue.assert_waiting(cast("Any", 5))
         with pytest.raises(TimeoutError, match="is still waiting after 0ms; it waits for the signal 'approved'"):
             handle.result("0s")
+        handle.cancel("unwanted")
+        with pytest.raises(AssertionError, match=r"is cancelled, it does not wait$"):
+            queue.assert_waiting(handle)

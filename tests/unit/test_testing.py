@@ -541,24 +541,26 @@ def test_once_under_one_key_runs_its_function_for_one_call_at_a_time(jobs: Tenur
 
     async def charge() -> int:
         charged.append("async")
-        await asyncio.sleep(0)
         return 7
 
     @jobs.task
-    async def pay(job: Job) -> list[int]:
-        return await asyncio.gather(job.aonce("charge", charge), job.aonce("charge", charge))
+    async def pay(job: Job) -> list[str]:
+        calls = (job.aonce("charge", charge) for _ in range(2))
+        ended = [str(each) for each in await asyncio.gather(*calls, return_exceptions=True)]
+        return [*ended, str(await job.aonce("charge", charge))]
 
     @jobs.task
     def pay_in_itself(job: Job) -> int:
         return job.once("charge", lambda: job.once("charge", lambda: len(charged)))
 
-    for task, call in ((pay, "aonce"), (pay_in_itself, "once")):
-        with jobs.testing() as queue:
-            task.enqueue()  # type: ignore[attr-defined]
-            with pytest.raises(
-                InvalidOption, match=rf"job\.{call}\('charge'\) is under way already: give each its own"
-            ):
-                queue.drain()
+    with jobs.testing() as queue:
+        handle = pay.enqueue()
+        queue.drain()
+        refused = "job.aonce('charge') is under way already: give each its own key"
+        assert handle.result("0s") == ["7", refused, "7"]
+        pay_in_itself.enqueue()
+        with pytest.raises(InvalidOption, match=r"job\.once\('charge'\) is under way already"):
+            queue.drain()
     assert charged == ["async"]
 
 
@@ -578,6 +580,18 @@ def test_a_function_of_once_whose_result_can_not_be_stored_is_not_run_again(jobs
         with pytest.raises(Fail, match=r"a value of type object .* the function has run, and a retry would run it"):
             queue.drain(failures="retry")
     assert charged == [1]
+
+
+def test_what_is_no_job_is_refused(jobs: Tenure) -> None:
+    @jobs.task
+    def pay() -> None: ...
+
+    with jobs.testing() as queue:
+        for call in (queue.run_twice, partial(queue.kill_after, point="start")):
+            with pytest.raises(InvalidOption, match=r"expected a job like pay\.bind\(7\), or the handle of one, got 5"):
+                call(5)  # type: ignore[call-arg, arg-type, operator]
+        with pytest.raises(InvalidOption, match=r"expected a function that makes a job each time, like lambda: pay"):
+            queue.kill_everywhere(pay.bind(), lambda: None)  # type: ignore[arg-type]
 
 
 def test_assert_enqueued_finds_a_job_by_its_arguments(jobs: Tenure) -> None:

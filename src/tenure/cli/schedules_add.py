@@ -61,7 +61,9 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
         at = at.replace(tzinfo=zone) if at.tzinfo is None else at
     except ValueError:
         at = None
-    if at is None or at.year not in YEARS:
+    if at is not None and at.year not in YEARS:
+        raise InvalidOption(f"{label}: expected a year from {YEARS[0]} to {YEARS[-1]}, got {text!r}")
+    if at is None:
         raise InvalidOption(
             f"{label}: expected a time like 2030-01-31T06:00, in the schedule's zone, "
             f"or one with its zone like 2030-01-31T06:00:00Z, got {text!r}"

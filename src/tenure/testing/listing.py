@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidOption
 from tenure.ports import Filter, Input, JobView, Store
 from tenure.tasks.arguments import redacted
@@ -60,20 +60,28 @@ class Listing:
         Example: `queue.assert_waiting(handle, signal="approved")`. `signal` is also the key of a shared one; `limit`
         is a key, as "shop:7", or what `jobs.limit(…)` returned, with `jobs.testing(limits=True)`.
         """
+        if not isinstance(job, JobHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"assert_waiting: expected the handle of a job, got {job!r:.80}")
         view = self._store.get(str(job.id))
         if view is None:
             raise AssertionError(f"{job} is not in this queue: enqueue it inside `with jobs.testing()`")
         if view.state is not State.WAITING:
-            raise AssertionError(f"{view.task} {view.id} is {view.state}, it does not wait: run it with queue.drain()")
+            advice = "" if view.state in ENDED else ": run it with queue.drain()"
+            raise AssertionError(f"{view.task} {view.id} is {view.state}, it does not wait{advice}")
         asked = (view.wait_for or "").partition(":")[2]
         open_ = [each for each in self._inputs(view.id) if each.open]
         waits = [*([f"the signal {asked!r}"] if asked else []), *(f"{each.task} {each.parent}" for each in open_)]
         waits += [f"a place of {view.parked!r}"] if view.parked else []
-        wrong_parent = after is not None and str(after.id) not in [each.parent for each in open_]
-        if (signal and asked != signal) or wrong_parent or (limit and not _parked(view, limit)):
-            place = f"a place of {name_of(limit)!r}" if limit else f"job {after and after.id}"
-            wanted = f"the signal {signal!r}" if signal else place
-            raise AssertionError(f"{view.task} {view.id} does not wait for {wanted}; it waits for {', '.join(waits)}")
+        wrong: list[str] = []
+        if signal and asked != signal:
+            wrong.append(f"the signal {signal!r}")
+        if after is not None and str(after.id) not in [each.parent for each in open_]:
+            wrong.append(f"job {after.id}")
+        if limit and not _parked(view, limit):
+            wrong.append(f"a place of {name_of(limit)!r}")
+        if wrong:
+            said = " or ".join(wrong)
+            raise AssertionError(f"{view.task} {view.id} does not wait for {said}; it waits for {', '.join(waits)}")
 
     def _inputs(self, job_id: str) -> Iterator[Input]:
         start = 0

@@ -197,6 +197,7 @@ class TestQueue(Listing):
         Example: `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
         """
         refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
+        _refuse_one_job(new)
         tried: list[str] = []
         for trap in self._traps():
             with trap.annotated():
@@ -207,6 +208,7 @@ class TestQueue(Listing):
 
     async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
         """The same on an event loop, for jobs from `task.bind(…)`."""
+        _refuse_one_job(new)
         tried: list[str] = []
         for trap in self._traps():
             with trap.annotated():
@@ -306,7 +308,7 @@ class TestQueue(Listing):
 
     async def _strike(self, job: JobHandle[R] | NewJob[R], point: Point, fault: Callable[[str], None]) -> JobHandle[R]:
         trap = Trap(fault, name=point) if isinstance(point, str) else Trap(fault, call=Call(point))
-        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        handle = await _stored(job)
         claimed = await self._run_to(handle, trap)
         if trap.struck is None:
             reached = "\n  ".join(trap.passed)
@@ -365,7 +367,7 @@ class TestQueue(Listing):
         raise AssertionError(f"it reaches more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after")
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
-        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        handle = await _stored(job)
         await self._run_to(handle, trap)
         await self._see_through(handle)
 
@@ -376,6 +378,21 @@ class TestQueue(Listing):
                 return
             self._clock.advance(wait)
         raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+async def _stored(job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
+    if isinstance(job, NewJob):
+        return await job.aenqueue()
+    if not isinstance(job, JobHandle):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"expected a job like pay.bind(7), or the handle of one, got {job!r:.80}")
+    return job
+
+
+def _refuse_one_job(new: object) -> None:
+    if not callable(new):
+        raise InvalidOption(
+            f"expected a function that makes a job each time, like lambda: pay.bind(7), got {new!r:.80}"
+        )
 
 
 def _wait(store: Store, handle: JobHandle[Any]) -> float:
