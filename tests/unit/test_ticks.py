@@ -825,7 +825,7 @@ def test_a_change_of_what_is_paused_leaves_it_paused() -> None:
 
     assert change is not None
     assert (change.stored.paused_at, change.stored.due_at, began(change)) == (at(1), None, [])
-    assert told(change) == [("missed", HOUR, 2 * HOUR, 2)]
+    assert told(change) == [("skipped", HOUR, 2 * HOUR, 2)]
 
 
 # ── how runs end ──
