@@ -582,6 +582,33 @@ def test_a_function_of_once_whose_result_can_not_be_stored_is_not_run_again(jobs
     assert charged == [1]
 
 
+@dataclass
+class Receipt:
+    amount: int = 7
+
+
+class Pay:
+    def __call__(self) -> Receipt:
+        return Receipt()
+
+
+def test_once_returns_a_value_of_the_type_that_its_function_returns_whatever_sort_of_function_it_is(
+    jobs: Tenure,
+) -> None:
+    kinds: list[type] = []
+
+    @jobs.task
+    def pay(job: Job) -> None:
+        for key, fn in enumerate((Pay(), Receipt, partial(Receipt, 8), Pay().__call__, lambda: Receipt())):
+            kinds.append(type(job.once(str(key), fn)))
+
+    with jobs.testing() as queue:
+        pay.enqueue()
+        queue.drain()
+
+    assert kinds == [Receipt, Receipt, Receipt, Receipt, dict]
+
+
 def test_what_is_no_job_is_refused(jobs: Tenure) -> None:
     @jobs.task
     def pay() -> None: ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from hashlib import sha256
+from inspect import isroutine
 from string import Formatter
 from typing import (
     TYPE_CHECKING,
@@ -311,10 +312,13 @@ async def _wait_for(answer: Awaitable[T]) -> T:
 
 
 def returned(fn: Callable[[], object]) -> Any:
+    """The type of what it returns: by its annotation, or the class that it is."""
     while isinstance(fn, partial):  # its own hints are those of `partial`
         fn = cast("partial[object]", fn).func
+    if isinstance(fn, type):
+        return cast("object", fn)
     try:
-        kind = get_type_hints(fn).get("return", Any)
+        kind = get_type_hints(fn if isroutine(fn) else type(fn).__call__).get("return", Any)
     except (NameError, TypeError):
         return Any
     return get_args(kind)[-1] if get_origin(kind) in (Awaitable, Coroutine) else kind
