@@ -126,6 +126,19 @@ def test_a_queue_of_any_name_is_claimed_from_on_a_loop(store: Store) -> None:
         assert (claim_on_loop(store, worker, 1, **{name: 1}) or claim(store, worker, queue=name))[0].id == job_id
 
 
+def test_a_claim_on_a_loop_of_more_than_one_answer_holds_takes_all(store: Store) -> None:
+    """600 jobs of 3 KiB: more than a socket's buffer holds, and more than one script claims."""
+    worker = start(store)
+    drafts = [draft(payload=f'{{"text":"{"x" * 3000}"}}') for _ in range(600)]
+    store.enqueue(drafts)
+
+    found = claim_on_loop(store, worker, 600)
+
+    found = claim(store, worker, 600) if found is None else found
+    assert {each.id for each in found} == {each.id for each in drafts}
+    assert {each.payload for each in found} == {drafts[0].payload}
+
+
 def test_claims_on_two_loops_share_no_job(world: World) -> None:
     first, second = world.store(), world.store()
     one, other = start(first), start(second)

@@ -10,6 +10,7 @@ import re
 import secrets
 import select
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -1592,3 +1593,19 @@ def test_nothing_is_left_open_at_the_end_not_even_what_was_in_use(server: Valkey
             store.close()
             assert len(clients(server)) >= 1
         until(lambda: not clients(server), "them to be closed")
+
+
+def test_a_claim_on_a_loop_does_not_block_it_while_the_server_hangs(server: Valkey, store: RedisStore) -> None:
+    """It used to: a worker at rest was taken for one whose code blocks its loop."""
+    worker, job_id = start(store), put(store)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        call = store.claim_on_loop(worker, {"default": 1}, 1)
+        wanted = next(call)  # it says what to wait for, while nothing answers
+        assert select.select([wanted.fileno], [], [], 0)[0] == []
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert select.select([wanted.fileno], [], [], wanted.seconds)[0]
+    with pytest.raises(StopIteration) as ended:
+        next(call)
+    assert [each.id for each in ended.value.value] == [job_id]
