@@ -1597,7 +1597,9 @@ def test_nothing_is_left_open_at_the_end_not_even_what_was_in_use(server: Valkey
 
 def test_a_claim_on_a_loop_does_not_block_it_while_the_server_hangs(server: Valkey, store: RedisStore) -> None:
     """It used to: a worker at rest was taken for one whose code blocks its loop."""
-    worker, job_id = start(store), put(store)
+    worker = start(store)
+    assert claim(store, worker) == []  # the script is loaded, and a connection idle
+    job_id = put(store)
     os.kill(server.pid, signal.SIGSTOP)
     try:
         call = store.claim_on_loop(worker, {"default": 1}, 1)
