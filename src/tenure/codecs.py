@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Protocol, cast
 
-from tenure.core.text import install
+from tenure.core.text import a, install
 from tenure.errors import InvalidOption
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,40}")
@@ -50,7 +51,7 @@ class AesSiv:
     """
 
     def __init__(self, keys: str | Sequence[str]) -> None:
-        found = [key.strip() for key in (keys.split(",") if isinstance(keys, str) else keys)]
+        found = [key.strip() for key in _texts(keys)]
         raw = [_read(key, place) for place, key in enumerate(found, start=1)]
         if not raw:
             raise InvalidOption("codec: expected at least one key, got none; to make one: tenure codec key")
@@ -90,14 +91,37 @@ def checked(codec: object) -> Codec:
         key, first, again = str(found.key), found.encode(*_PROBE), found.encode(*_PROBE)
         back = found.decode(first, _PROBE[1], key)
     except (AttributeError, TypeError) as error:
-        raise InvalidOption(f"codec: expected one like AesSiv(keys), got {codec!r:.80}: {error}") from None
+        # By its type: it may be the key itself.
+        raise InvalidOption(f"codec: expected one like AesSiv(keys), got {a(type(codec).__name__)}: {error}") from None
+    if not isinstance(cast("object", first), bytes):
+        raise InvalidOption(f"codec: its encode has to return bytes, got {a(type(first).__name__)}")
     if not _NAME.fullmatch(key):
         raise InvalidOption(f"codec: its key has to be named with 1 to 40 letters, digits and _ . -, got {key!r:.60}")
     if first != again:
         raise InvalidOption("codec: it encrypts the same data in another way each time; it has to be deterministic")
     if back != _PROBE[0] or first == back:
         raise InvalidOption("codec: it has to encrypt, and to decode what it encoded; it does not")
+    with suppress(ValueError, LookupError):
+        found.decode(first, f"{_PROBE[1]} elsewhere", key)
+        raise InvalidOption(
+            "codec: it decodes a value of one place at another one, so values could be exchanged; authenticate `about`"
+        )
     return found
+
+
+def _texts(keys: object) -> list[str]:
+    """The keys, one by one. What was given instead is not shown: it may be a key."""
+    if isinstance(keys, str):
+        return keys.split(",")
+    found = cast("list[object]", list(keys)) if isinstance(keys, list | tuple) else [keys]
+    texts = [key for key in found if isinstance(key, str)]
+    if len(texts) < len(found):
+        wrong = next(key for key in found if not isinstance(key, str))
+        raise InvalidOption(
+            f"codec: expected keys as text, one or several, got {a(type(wrong).__name__)}; AesSiv(os.environ[…]) says "
+            "which variable is missing, and os.environ.get(…) does not"
+        )
+    return texts
 
 
 def _read(key: str, place: int) -> bytes:

@@ -91,6 +91,25 @@ def test_a_bad_key_is_refused_and_not_shown(keys: Any) -> None:
     assert not any(key and key in str(refused.value) for key in keys if len(key) > 5)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [None, NEW.encode(), [NEW.encode()], [NEW, None], 5],
+    ids=["unset", "bytes", "a list of bytes", "one unset", "a number"],
+)
+def test_what_is_no_key_is_told_by_its_type(keys: Any) -> None:
+    """An unset variable is the likeliest mistake of a deploy."""
+    with pytest.raises(InvalidOption, match="codec: expected keys as text, one or several, got a") as refused:
+        AesSiv(keys)
+    assert NEW not in str(refused.value)
+
+
+@pytest.mark.parametrize("codec", [NEW, NEW.encode(), [NEW]], ids=["a text", "bytes", "a list"])
+def test_a_key_in_place_of_a_codec_is_not_shown(codec: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"codec: expected one like AesSiv\(keys\), got a") as refused:
+        Tenure("sqlite:///x.db", codec=codec)
+    assert NEW[:20] not in str(refused.value)
+
+
 class Plain:
     """A codec with one fault at a time."""
 
@@ -117,8 +136,32 @@ class Named(Plain):
     key = "a key"
 
 
+class Texts(Plain):
+    def encode(self, data: bytes, about: str) -> Any:
+        return data.hex()
+
+    def decode(self, data: Any, about: str, key: str) -> bytes:
+        return bytes.fromhex(data)
+
+
+class Anywhere(Plain):
+    def encode(self, data: bytes, about: str) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes, about: str, key: str) -> bytes:
+        return data[::-1]
+
+
 @pytest.mark.parametrize(
-    ("codec", "why"), [(Plain(), "it has to encrypt"), (Random(), "deterministic"), (Named(), "named"), ("x", "AesSiv")]
+    ("codec", "why"),
+    [
+        (Plain(), "it has to encrypt"),
+        (Random(), "deterministic"),
+        (Named(), "named"),
+        (Texts(), "its encode has to return bytes, got a str"),
+        (Anywhere(), "it decodes a value of one place at another one"),
+        ("x", "AesSiv"),
+    ],
 )
 def test_an_app_refuses_a_codec_that_is_none(codec: Any, why: str) -> None:
     with pytest.raises(InvalidOption, match=why):

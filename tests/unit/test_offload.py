@@ -931,6 +931,9 @@ def test_the_command_line_tries_shows_and_sweeps(run: Run, folder: Path, monkeyp
     assert run("offload", "sweep")[1] == "1 values looked at, 1 deleted; 0 that no job has are kept for now\n"
 
     (folder / "values").rename(folder / "away")
+    code, _, said = run("offload", "try")
+    assert (code, "is not there, and this store has kept its values in it: is it mounted?" in said) == (1, True)
+    assert not (folder / "values").exists(), "it is not made anew"
     (folder / "values").write_text("a file")
     assert run("offload", "try")[0] == 1
 

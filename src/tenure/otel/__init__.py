@@ -42,7 +42,7 @@ def instrument(
     Example: `instrument(jobs)` below `jobs = Tenure()`. An attempt is a child of the span that enqueued its job. With
     `links` it begins a trace of its own, linked to that span: for jobs that run days later, or a hundred thousand from
     one request. With `Tenure(codec=…)` spans have no text of errors. The providers are those that the program has set,
-    or sets later, unless others are given. Raises InvalidOption.
+    or sets later, unless others are given. A second call replaces what the first one set. Raises InvalidOption.
     """
     if not isinstance(jobs, Traced):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidOption(f"instrument: expected an app, jobs = Tenure(), got {jobs!r:.80}")

@@ -29,18 +29,21 @@ from tenure.stores.sealed import beneath
 
 
 class Rotated:
-    """A codec that needs no library: each byte is moved up by one, and the name of the key is put before them."""
+    """A codec that needs no library: each byte is moved up by one, behind the name of the key and that of its place."""
 
     def __init__(self, *keys: str) -> None:
         self.key, self._keys = keys[0], keys
 
     def encode(self, data: bytes, about: str) -> bytes:
-        return self.key.encode() + bytes((each + 1) % 256 for each in data)
+        return self.key.encode() + about.encode() + bytes((each + 1) % 256 for each in data)
 
     def decode(self, data: bytes, about: str, key: str) -> bytes:
         if key not in self._keys:
             raise LookupError(key)
-        return bytes((each - 1) % 256 for each in data.removeprefix(key.encode()))
+        head = key.encode() + about.encode()
+        if not data.startswith(head):
+            raise ValueError(about)
+        return bytes((each - 1) % 256 for each in data.removeprefix(head))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from typing import Any, TypeVar, cast
 from tenure.core.lifecycle import Completed, Lease, Outcome
 from tenure.core.logs import logger
 from tenure.core.offloaded import MARK, Offloaded, is_offloaded, offloaded, parsed
-from tenure.errors import BucketAway, NotFetched
+from tenure.errors import BucketAway, NotFetched, StoreAway, StoreError
 from tenure.ports import (
     Answer,
     Busy,
@@ -162,7 +162,19 @@ class OffloadStore:
         return self._sweep.whole()
 
     def try_out(self) -> None:
-        """Write an object, read it, delete it. Blocks. Raises BucketAway."""
+        """Write an object, read it, delete it. Blocks. Raises BucketAway, StoreAway.
+
+        It makes no new folder where this store has kept its values in one that is not there.
+        """
+        if self.bucket.is_missing():
+            try:
+                self.beneath.open()
+            except StoreAway:
+                raise
+            except StoreError:  # there is no store yet, so it has kept nothing
+                pass
+            else:
+                refuse_missing(self.beneath, self.bucket)
         name, data = f"trial/{token_hex(8)}", token_bytes(1000)
         try:
             self._pool.submit(self.bucket.put, name, data).result(WAIT_SECONDS)
