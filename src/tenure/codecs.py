@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Protocol, cast
 
@@ -101,12 +100,13 @@ def checked(codec: object) -> Codec:
         raise InvalidOption("codec: it encrypts the same data in another way each time; it has to be deterministic")
     if back != _PROBE[0] or first == back:
         raise InvalidOption("codec: it has to encrypt, and to decode what it encoded; it does not")
-    with suppress(ValueError, LookupError):
+    try:
         found.decode(first, f"{_PROBE[1]} elsewhere", key)
-        raise InvalidOption(
-            "codec: it decodes a value of one place at another one, so values could be exchanged; authenticate `about`"
-        )
-    return found
+    except (ValueError, LookupError):
+        return found
+    raise InvalidOption(
+        "codec: it decodes a value of one place at another one, so values could be exchanged; authenticate `about`"
+    )
 
 
 def _texts(keys: object) -> list[str]:
