@@ -120,3 +120,65 @@ def test_a_worker_looks_for_garbage_among_what_came_after_its_app_was_loaded(by_
     with by_default.store() as store:
         (job,) = store.search(Filter()).jobs
     assert job.result == "[true,true,false]"
+
+
+LATE = """
+import asyncio, atexit, sys, threading, time
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task(retry=1)
+def plain(n: int) -> int:
+    time.sleep(0.5)
+    return n
+
+@jobs.task(retry=1)
+async def awaited(n: int) -> int:
+    await asyncio.sleep(0.5)
+    return n
+"""
+THREADS = f"""{LATE}
+ended = threading.Event()
+
+def serve():
+    with jobs.worker(concurrency=2):
+        ended.wait(60)
+
+def use():
+    threading.main_thread().join()
+    print([task.enqueue(n).result("60s") for n in range(2) for task in (plain, awaited)])
+    ended.set()
+
+threading.Thread(target=serve).start()
+threading.Thread(target=use).start()
+print(plain.enqueue(9).result("60s"))
+"""
+AT_EXIT = f"""{LATE}
+worker = jobs.worker(concurrency=2)
+worker.__enter__()
+atexit.register(worker.__exit__, None, None, None)
+began = [task.enqueue(1) for task in (plain, awaited)]
+while any(each.status().state != "processing" for each in began):
+    time.sleep(0.01)
+"""
+
+
+def test_an_embedded_worker_goes_on_when_the_main_thread_has_ended(programs: Programs) -> None:
+    """Python shuts down its thread pools then, although other threads run on."""
+    ran = programs.run(THREADS)
+
+    assert (ran.lines, ran.err) == (["9", "[0, 0, 1, 1]"], "")
+
+
+def test_a_worker_that_ends_at_exit_stores_what_its_handlers_returned(programs: Programs) -> None:
+    """Their code had run, and no outcome was stored: it ran again."""
+    ran = programs.run(AT_EXIT)
+
+    assert ran.err == ""
+    with programs.store() as store:
+        jobs = store.search(Filter()).jobs
+        assert sorted((job.task, job.state, job.attempt) for job in jobs) == [
+            ("awaited", "completed", 1),
+            ("plain", "completed", 1),
+        ]

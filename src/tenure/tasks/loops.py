@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
@@ -14,6 +15,8 @@ from tenure.errors import WouldBlock
 from tenure.ports import Awaited, OnLoop, Readable
 
 if TYPE_CHECKING:
+    import asyncio
+    from asyncio import AbstractEventLoop
     from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 T = TypeVar("T")
@@ -52,18 +55,53 @@ def _threads() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads are the parent's
 
 
+def in_thread(
+    loop: AbstractEventLoop, pool: Executor, call: Callable[..., T], *args: object, waits: bool = False
+) -> asyncio.Future[T]:
+    """Run the call in this pool; or, once the main thread ends, in a thread of its own.
+
+    Python then shuts down every pool, although other threads may run on, and `atexit` calls follow. `waits`: where no
+    thread can be started any more, as in those calls since Python 3.12, the loop waits for the call itself. Raises
+    RuntimeError if it can't be run.
+    """
+    from asyncio import wrap_future
+    from concurrent.futures import Future, thread
+
+    try:
+        return loop.run_in_executor(pool, call, *args)
+    except RuntimeError:
+        if not getattr(thread, "_shutdown", False):  # the pool is closed, or has the call and may run it later
+            raise
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="tenure-late", daemon=True).start()
+    except RuntimeError:
+        if not waits:
+            raise
+        run()
+    return wrap_future(future, loop=loop)
+
+
 async def aside(call: Callable[[], T]) -> T:
     """Run the call in a thread of the engine's. A cancelled caller resumes at once, and the call may still run."""
     from asyncio import get_running_loop
 
-    return await get_running_loop().run_in_executor(_threads(), copy_context().run, call)
+    return await in_thread(get_running_loop(), _threads(), copy_context().run, call)
 
 
 async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
     """Run the call in a thread. A cancelled caller resumes only after the call, which uses the caller's objects."""
     import asyncio
 
-    future = asyncio.get_running_loop().run_in_executor(thread or _threads(), copy_context().run, call)
+    loop, run = asyncio.get_running_loop(), copy_context().run
+    future = in_thread(loop, _threads(), run, call) if thread is None else loop.run_in_executor(thread, run, call)
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:

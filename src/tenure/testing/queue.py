@@ -197,9 +197,8 @@ class TestQueue(Listing):
         Example: `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
         """
         refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
-        _refuse_one_job(new)
         tried: list[str] = []
-        for trap in self._traps():
+        for trap in self._traps(new):
             with trap.annotated():
                 asyncio.run(self._try(new(), trap))
                 check()
@@ -208,9 +207,8 @@ class TestQueue(Listing):
 
     async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
         """The same on an event loop, for jobs from `task.bind(…)`."""
-        _refuse_one_job(new)
         tried: list[str] = []
-        for trap in self._traps():
+        for trap in self._traps(new):
             with trap.annotated():
                 await self._try(new(), trap)
                 check()
@@ -358,7 +356,8 @@ class TestQueue(Listing):
             await self._run(claimed)
         raise _unreachable(handle, self._store.get(job_id), _wait(self._store, handle))
 
-    def _traps(self) -> Iterator[Trap]:
+    def _traps(self, new: object) -> Iterator[Trap]:
+        _refuse_one_job(new)
         """A trap for the first point, one for the second, …, until an attempt does not reach its point."""
         for number in range(1, _MOST_POINTS + 1):
             yield (trap := Trap(self._kill, number=number))
@@ -367,8 +366,7 @@ class TestQueue(Listing):
         raise AssertionError(f"it reaches more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after")
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
-        handle = await _stored(job)
-        await self._run_to(handle, trap)
+        await self._run_to(await _stored(job), trap)
         await self._see_through(handle)
 
     async def _see_through(self, handle: JobHandle[Any]) -> None:

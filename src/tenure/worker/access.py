@@ -15,7 +15,7 @@ from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import Events, StoreAway, StoreBack
 from tenure.ports import BATCH_BYTES, OnLoop, Store
-from tenure.tasks.loops import drive
+from tenure.tasks.loops import drive, in_thread
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -53,7 +53,7 @@ class StoreAccess:
     def ask(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for claims and reads."""
         self._asked_at = self._loop.time()
-        return self._loop.run_in_executor(self._claims, call, *args)
+        return in_thread(self._loop, self._claims, call, *args, waits=True)
 
     async def ask_on_loop(self, call: OnLoop[T]) -> T | None:
         """Run a call of the store on this loop. None: not possible now; use `ask`. Once begun, it runs to its end."""
@@ -74,11 +74,11 @@ class StoreAccess:
     def write(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for outcomes and progress."""
         self._wrote_at = self._loop.time()
-        return self._loop.run_in_executor(self._writes, call, *args)
+        return in_thread(self._loop, self._writes, call, *args, waits=True)
 
     def beside(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for writes that neither claims nor outcomes wait for."""
-        return self._loop.run_in_executor(self._background, call, *args)
+        return in_thread(self._loop, self._background, call, *args, waits=True)
 
     def refused(self, lease: Lease, why: str) -> None:
         """Record with the job that a write under this lease was refused. Called from any thread."""

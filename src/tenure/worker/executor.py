@@ -40,6 +40,7 @@ from tenure.events import Running, current
 from tenure.ports import Claimed, Store
 from tenure.tasks.expects import with_late
 from tenure.tasks.job import Job, Stopping
+from tenure.tasks.loops import in_thread
 from tenure.tasks.placeholders import may_have_markers
 from tenure.tasks.task import Task
 from tenure.tasks.tracing import AttemptTrace
@@ -200,7 +201,7 @@ class Attempt(Reporting[Host]):
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
         context = contextvars.copy_context()
         try:
-            future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
+            future = in_thread(self.loop, pool, lambda: context.run(self._call, program))
         except RuntimeError as error:  # no thread can be started; if the pool runs it later, `_call` does nothing
             self._end(Snoozed(NO_THREAD_SECONDS, f"no thread could be started for it: {error}", ours=True))
             _log.error("%s %s is put off: no thread can be started: %s", self.task.name, self.claimed.id, error)
@@ -384,7 +385,7 @@ async def _aside(pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any, *
     """
     context, loop = contextvars.copy_context(), asyncio.get_running_loop()
     try:
-        future = loop.run_in_executor(pool, lambda: context.run(call, *args, **keywords))
+        future = in_thread(loop, pool, lambda: context.run(call, *args, **keywords))
     except RuntimeError as error:
         raise Lost(timedelta(seconds=NO_THREAD_SECONDS), f"no thread could be started for it: {error}") from error
     return await future
