@@ -198,9 +198,9 @@ class TestQueue(Listing):
         """
         refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
         tried: list[str] = []
-        for trap in self._traps(new):
+        for trap in self._traps():
             with trap.annotated():
-                asyncio.run(self._try(new(), trap))
+                asyncio.run(self._try(_made(new), trap))
                 check()
             tried += filter(None, [trap.struck])
         return tried
@@ -208,9 +208,9 @@ class TestQueue(Listing):
     async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
         """The same on an event loop, for jobs from `task.bind(…)`."""
         tried: list[str] = []
-        for trap in self._traps(new):
+        for trap in self._traps():
             with trap.annotated():
-                await self._try(new(), trap)
+                await self._try(_made(new), trap)
                 check()
             tried += filter(None, [trap.struck])
         return tried
@@ -356,8 +356,7 @@ class TestQueue(Listing):
             await self._run(claimed)
         raise _unreachable(handle, self._store.get(job_id), _wait(self._store, handle))
 
-    def _traps(self, new: object) -> Iterator[Trap]:
-        _refuse_one_job(new)
+    def _traps(self) -> Iterator[Trap]:
         """A trap for the first point, one for the second, …, until an attempt does not reach its point."""
         for number in range(1, _MOST_POINTS + 1):
             yield (trap := Trap(self._kill, number=number))
@@ -366,7 +365,8 @@ class TestQueue(Listing):
         raise AssertionError(f"it reaches more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after")
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
-        await self._run_to(await _stored(job), trap)
+        handle = await _stored(job)
+        await self._run_to(handle, trap)
         await self._see_through(handle)
 
     async def _see_through(self, handle: JobHandle[Any]) -> None:
@@ -386,11 +386,12 @@ async def _stored(job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
     return job
 
 
-def _refuse_one_job(new: object) -> None:
-    if not callable(new):
+def _made(new: Callable[[], JobHandle[Any] | NewJob[Any]]) -> JobHandle[Any] | NewJob[Any]:
+    if not callable(new):  # pyright: ignore[reportUnnecessaryComparison]
         raise InvalidOption(
             f"expected a function that makes a job each time, like lambda: pay.bind(7), got {new!r:.80}"
         )
+    return new()
 
 
 def _wait(store: Store, handle: JobHandle[Any]) -> float:
