@@ -113,7 +113,7 @@ def _texts(keys: object) -> list[str]:
     """The keys, one by one. What was given instead is not shown: it may be a key."""
     if isinstance(keys, str):
         return keys.split(",")
-    found = cast("list[object]", list(keys)) if isinstance(keys, list | tuple) else [keys]
+    found = list(cast("Sequence[object]", keys)) if isinstance(keys, list | tuple) else [keys]
     texts = [key for key in found if isinstance(key, str)]
     if len(texts) < len(found):
         wrong = next(key for key in found if not isinstance(key, str))
