@@ -104,6 +104,11 @@ def checked(codec: object) -> Codec:
         found.decode(first, f"{_PROBE[1]} elsewhere", key)
     except (ValueError, LookupError):
         return found
+    except Exception as error:
+        raise InvalidOption(
+            "codec: for a value of another place its decode has to raise ValueError, else it is tried again for ever; "
+            f"it raised {a(type(error).__name__)}"
+        ) from error
     raise InvalidOption(
         "codec: it decodes a value of one place at another one, so values could be exchanged; authenticate `about`"
     )

@@ -152,6 +152,16 @@ class Anywhere(Plain):
         return data[::-1]
 
 
+class Untold(Texts):
+    def encode(self, data: bytes, about: str) -> bytes:
+        return about.encode() + data
+
+    def decode(self, data: bytes, about: str, key: str) -> bytes:
+        if not data.startswith(about.encode()):
+            raise OSError("of the library")
+        return data.removeprefix(about.encode())
+
+
 @pytest.mark.parametrize(
     ("codec", "why"),
     [
@@ -160,6 +170,7 @@ class Anywhere(Plain):
         (Named(), "named"),
         (Texts(), "its encode has to return bytes, got a str"),
         (Anywhere(), "it decodes a value of one place at another one"),
+        (Untold(), "its decode has to raise ValueError, else it is tried again for ever; it raised an OSError"),
         ("x", "AesSiv"),
     ],
 )

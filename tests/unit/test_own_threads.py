@@ -207,3 +207,31 @@ def test_the_child_of_a_fork_has_threads_of_its_own() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
 
     assert (found.stdout, found.returncode) == ("3\n", 0), found.stderr
+
+
+def test_a_call_that_is_given_up_after_the_main_threads_end_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pools refuse it then, as here, and it has a thread of its own."""
+    monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    broken: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    began, goes_on, ran = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        began.set()
+        goes_on.wait(30)
+        ran.set()
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(aside(call))
+        while not began.is_set():
+            await asyncio.sleep(0)
+        (thread,) = (each for each in threading.enumerate() if each.name == "tenure-late")
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        goes_on.set()
+        thread.join(30)
+
+    asyncio.run(main())
+    assert ran.is_set()
+    assert broken == []

@@ -190,6 +190,8 @@ def _refuse_others(stands: Schedule) -> None:
 def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = SHARED) -> int:
     """Put an app's schedules and limits into the store, as its workers do when they start.
 
+    Exits with 1 if a newer release of it, or of another app that has a schedule of the same name, stands.
+
     Parameters
     ----------
     app

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tenure.core.durations import Duration, seconds
 from tenure.core.lifecycle import Failed, Outcome
-from tenure.core.retry import Fail
+from tenure.core.retry import Fail, members_of
 from tenure.core.text import MAX_ERROR, clean
 from tenure.errors import InvalidOption
 from tenure.ports import Claimed, Store
@@ -95,8 +95,7 @@ def _late_in(error: BaseException) -> Iterator[str]:
         seen.add(id(each))
         if isinstance(each, TooLate):
             yield each.reason
-        if isinstance(each, BaseExceptionGroup):
-            found += cast("BaseExceptionGroup[BaseException]", each).exceptions
+        found += members_of(each)
         found += [each.__cause__, each.__context__ if isinstance(each, Fail) else None]
 
 

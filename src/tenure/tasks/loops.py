@@ -64,15 +64,16 @@ def in_thread(
     thread can be started any more, as in those calls since Python 3.12, the loop waits for the call itself. Raises
     RuntimeError if it can't be run.
     """
-    from asyncio import wrap_future
-    from concurrent.futures import Future, thread
-
     try:
         return loop.run_in_executor(pool, call, *args)
     except RuntimeError:
+        from asyncio import wrap_future
+        from concurrent.futures import Future, thread
+
         if not getattr(thread, "_shutdown", False):  # the pool is closed, or has the call and may run it later
             raise
     future = Future[T]()
+    future.set_running_or_notify_cancel()  # it runs to its end, whether or not its caller still waits
 
     def run() -> None:
         try:

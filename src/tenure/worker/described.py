@@ -19,7 +19,8 @@ def describe(error: BaseException) -> str:
     A group is told with its errors, each of which follows with its traceback.
     """
     inner = leaves(error) if members_of(error) else []
-    first = ": ".join(filter(None, [_headline(error), "; ".join(map(_headline, inner[:MOST_TOLD]))]))
+    heads = "; ".join(_headline(each).partition("\n")[0] for each in inner[:MOST_TOLD])
+    first = ": ".join(filter(None, [_headline(error), heads]))
     told = [first, _frames(error), *_causes(error)]
     for each in inner[:MOST_TOLD]:
         told += [f"one of them: {_headline(each)}", _frames(each), *_causes(each)]
